@@ -46,12 +46,7 @@ def _version(package: str) -> str:
 name = "pytorch"
 limits = Limits(dtypes=("float64", "float32", "bfloat16", "float16"), devices=devices())
 semantics = Semantics()
-precision = {
-    "float64": "ieee64",
-    "float32": "ieee32",
-    "bfloat16": "mixed-bfloat16",
-    "float16": "mixed-float16",
-}
+precision = {"float64": "ieee64", "float32": "ieee32", "bfloat16": "mixed-bfloat16", "float16": "mixed-float16"}
 notes = {
     "additive attention": ", ".join(
         f"{device}: {' or '.join(path_choice.available_paths(device)[:-1]) or 'plain'}" for device in devices()

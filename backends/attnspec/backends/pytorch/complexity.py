@@ -47,10 +47,7 @@ def _by_matrix_product(x: Tensor, w: Tensor) -> Tensor:
 @implements(GraphLayer[Tensor])
 @follows_autocast
 def graph_layer(
-    x: Float[Tensor, "*#batch n d_x"],
-    w: Float[Tensor, "p_o d_x"],
-    *,
-    mask: Bool[Tensor, "*#batch #n #n"] | None = None,
+    x: Float[Tensor, "*#batch n d_x"], w: Float[Tensor, "p_o d_x"], *, mask: Bool[Tensor, "*#batch #n #n"] | None = None
 ) -> Float[Tensor, "*batch n p_o"]:
     """Project all nodes, then multiply by the adjacency matrix; half dtypes in float32."""
     shape = _graph_layer(x, w, mask)

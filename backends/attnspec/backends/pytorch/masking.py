@@ -24,7 +24,7 @@ def causal_mask(n: int, m: int, *, include_self: bool = True) -> Bool[Tensor, "{
 
 @implements(PaddingMask[Tensor])
 def padding_mask(lengths: Int[Tensor, "*batch"], m: int) -> Bool[Tensor, "*batch {m}"]:
-    """Key j is attendable where j < length.
+    """True where j < length: key j is attendable.
 
     Checking the lengths' range waits for the device; under transforms such as ``torch.compile`` it is skipped.
     """

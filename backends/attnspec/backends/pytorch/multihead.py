@@ -104,12 +104,7 @@ def attend_in_heads(
 
 
 def _attention_of_heads(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weights: tuple[Tensor, Tensor, Tensor],
-    mask: Tensor | None,
-    causal: bool,
+    query: Tensor, key: Tensor, value: Tensor, weights: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, causal: bool
 ) -> Tensor:
     """Concatenated attention of all heads, with weights (w_q, w_k, w_v)."""
     mask_of_heads = None if mask is None else mask.unsqueeze(-3)

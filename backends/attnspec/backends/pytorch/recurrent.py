@@ -90,7 +90,7 @@ def _affine(x: Tensor, state: Tensor, w_x: Tensor, w_h: Tensor, b: Tensor) -> Te
 
 
 MOST_JOINED_ELEMENTS = 2**12
-"""Average elements of w_x and w_h up to which joining the gates' products is faster."""
+"""Most elements of w_x and w_h, on average, for which joining the gates is faster."""
 
 Weights: TypeAlias = tuple[Tensor, ...]
 

@@ -24,14 +24,7 @@ from attnspec.spec import (
     implements,
 )
 
-__all__ = [
-    "additive_scores",
-    "dot_scores",
-    "gaussian_scores",
-    "general_scores",
-    "location_scores",
-    "scaled_dot_scores",
-]
+__all__ = ["additive_scores", "dot_scores", "gaussian_scores", "general_scores", "location_scores", "scaled_dot_scores"]
 
 DIFFERENCES = 2**24
 """Most elements of the differences q − k that a derivative holds in memory."""

@@ -20,22 +20,32 @@ _check = Check("scaled_dot_product_attention")
 _check_heads = Check("multi_head_attention")
 
 
+def batch_of(*arrays: Tensor | None) -> tuple[int, ...]:
+    """Return the common batch of arrays (*batch, n, d) and masks; None is ignored."""
+    shapes = [x.shape[:-2] for x in arrays if x is not None]
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
 def flat_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     """Return rows (*batch, n, d) with one flattened batch dimension."""
     return x.expand(*batch, *x.shape[-2:]).reshape(prod(batch), *x.shape[-2:])
 
 
 def excluded_mask(mask: Tensor | None, batch: tuple[int, ...], n: int, m: int, heads: int) -> Tensor | None:
-    """Return the inverted mask (batch × heads, n, m), True = excluded, or None."""
-    if mask is None or not prod(batch) * n * m:
+    """Return the inverted mask (batch × heads, n, m), True = excluded; None if it is None or empty."""
+    if mask is None or not prod(batch) * n * m:  # PyTorch rejects empty masks
         return None
-    excluded = flat_batch(~mask.expand(*mask.shape[:-2], n, m), batch)
-    return excluded.repeat_interleave(heads, 0)
+    return flat_batch(~mask.expand(*mask.shape[:-2], n, m), batch).repeat_interleave(heads, 0)
 
 
-def join_heads(w: Tensor) -> Tensor:
-    """Join the projections of all heads to one weight (heads·p, d)."""
-    return w.flatten(0, 1)
+def excluded_pairs(
+    mask: Tensor | None, causal: bool, query: Tensor, batch: tuple[int, ...], m: int, heads: int
+) -> Tensor | None:
+    """Return excluded pairs: (batch × heads, n, m), or (n, m) if only causal."""
+    n = query.shape[-2]
+    later = torch.ones(n, m, dtype=torch.bool, device=query.device).triu(1) if causal and n * m else None
+    excluded = excluded_mask(mask, batch, n, m, heads)
+    return later if excluded is None else excluded if later is None else excluded | later
 
 
 def refuse_undivided(operation: str, path: str, weights: tuple[Tensor, Tensor, Tensor], w_o: Tensor) -> None:
@@ -43,10 +53,8 @@ def refuse_undivided(operation: str, path: str, weights: tuple[Tensor, Tensor, T
     for name, w in zip(("w_q", "w_k", "w_v"), weights, strict=True):
         heads, p, width = w.shape
         if width != heads * p or width != w_o.shape[0]:
-            raise ValueError(
-                f"{operation}: {path}{name}: expected heads × features of a head = features = {w_o.shape[0]}; "
-                f"got {heads} × {p} and {width}"
-            )
+            expected = f"heads × features of a head and features of the input to be {w_o.shape[0]}"
+            raise ValueError(f"{operation}: {path}{name}: expected {expected}; got {heads} × {p} and {width}")
 
 
 class Attention(TorchBackend):
@@ -86,29 +94,12 @@ class Attention(TorchBackend):
         """torch.nn.MultiheadAttention, without biases and without returned weights."""
         *batch, n, width = _check_heads(query, key, value, w_q, w_k, w_v, w_o, mask, causal=causal)
         refuse_undivided("multi_head_attention", "", (w_q, w_k, w_v), w_o)
-        m, heads, batch_sizes = key.shape[-2], w_q.shape[0], tuple(batch)
-        excluded = excluded_mask(mask, batch_sizes, n, m, heads)
-        if causal and n * m:
-            later = torch.ones(n, m, dtype=torch.bool, device=query.device).triu(1)
-            excluded = later if excluded is None else excluded | later
+        heads, batch_sizes = w_q.shape[0], tuple(batch)
+        excluded = excluded_pairs(mask, causal, query, batch_sizes, key.shape[-2], heads)
         q, k, v = (flat_batch(x, batch_sizes).transpose(0, 1) for x in (query, key, value))
+        joined = torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)])
         output, _ = F.multi_head_attention_forward(
-            q,
-            k,
-            v,
-            embed_dim_to_check=width,
-            num_heads=heads,
-            in_proj_weight=torch.cat([join_heads(w) for w in (w_q, w_k, w_v)]),
-            in_proj_bias=None,
-            bias_k=None,
-            bias_v=None,
-            add_zero_attn=False,
-            dropout_p=0.0,
-            out_proj_weight=w_o,
-            out_proj_bias=None,
-            training=False,
-            need_weights=False,
-            attn_mask=excluded,
-            is_causal=excluded is not None and mask is None,
-        )
+            q, k, v, width, heads, joined, None, None, None, False, 0.0, w_o, None, training=False,
+            need_weights=False, attn_mask=excluded, is_causal=excluded is not None and mask is None,
+        )  # fmt: skip
         return output.transpose(0, 1).reshape(*batch, n, width)

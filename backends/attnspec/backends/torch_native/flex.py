@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attnspec.backends.bases.torch import devices
+from attnspec.backends.torch_native.attention import batch_of
 from attnspec.backends.torch_native.kernels import Attention, as_heads, with_causal
-from attnspec.backends.torch_native.rows import DTYPES, batch_of
+from attnspec.backends.torch_native.rows import DTYPES
 from attnspec.spec import Limits, Semantics
 
 
@@ -105,7 +106,9 @@ class Compiled(Flex):
     semantics = replace(Flex.semantics, nan_queries="hidden", attendable_nan="hidden")
     tools = ("CppCompileError", "InvalidCxxCompiler")
     limits = replace(Flex.limits, head_sizes=(16,), multiple_of=16, max_length=32, max_batch_dims=1)
-    notes = Flex.notes | {"layouts": "judged in bfloat16 only: other dtypes are copied without gaps before the call"}
+    notes = Flex.notes | {
+        "layouts": "only bfloat16 is judged with gaps in memory; other dtypes are copied without them"
+    }
     hang_after = 300.0
     parts = (batch_of, as_heads, with_causal, call_flex, compiled, in_few_layouts)
     calls = {"scaled_dot_product_attention": attend_compiled}  # noqa: RUF012 - a declaration

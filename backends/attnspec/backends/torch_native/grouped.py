@@ -8,8 +8,9 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import devices
+from attnspec.backends.torch_native.attention import batch_of
 from attnspec.backends.torch_native.kernels import with_causal
-from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of
+from attnspec.backends.torch_native.rows import DTYPES, Row
 from attnspec.spec import Limits, Semantics
 
 _check = Check("grouped_query_attention")

@@ -15,21 +15,17 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import devices
-from attnspec.backends.torch_native.attention import flat_batch, refuse_undivided
-from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of, excluded_mask
+from attnspec.backends.torch_native.attention import (
+    batch_of,
+    excluded_mask,
+    excluded_pairs,
+    flat_batch,
+    refuse_undivided,
+)
+from attnspec.backends.torch_native.rows import DTYPES, Row
 from attnspec.spec import Limits, Semantics
 
 _check = Check("multi_head_attention")
-
-
-def excluded_pairs(
-    mask: Tensor | None, causal: bool, query: Tensor, batch: tuple[int, ...], m: int, heads: int
-) -> Tensor | None:
-    """Return excluded pairs: (batch × heads, n, m), or (n, m) if only causal."""
-    n = query.shape[-2]
-    later = torch.ones(n, m, dtype=torch.bool, device=query.device).triu(1) if causal else None
-    excluded = excluded_mask(mask, batch, n, m, heads)
-    return later if excluded is None else excluded if later is None else excluded | later
 
 
 def slow(
@@ -37,11 +33,9 @@ def slow(
     w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, mask: Tensor | None = None, causal: bool = False,
 ) -> Tensor:  # fmt: skip
     """Call the slow path of torch.nn.MultiheadAttention, without biases."""
-    n, m, heads, width = query.shape[-2], key.shape[-2], w_q.shape[0], w_o.shape[0]
+    n, heads, width = query.shape[-2], w_q.shape[0], w_o.shape[0]
     batch = batch_of(query, key, value, mask)
-    excluded = excluded_pairs(mask, causal, query, batch, m, heads)
-    if not query.new_empty(*batch, n, m).numel():  # F.multi_head_attention_forward rejects empty masks
-        excluded = None
+    excluded = excluded_pairs(mask, causal, query, batch, key.shape[-2], heads)
     q, k, v = (flat_batch(x, batch).transpose(0, 1) for x in (query, key, value))
     joined = torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)])
     output, _ = F.multi_head_attention_forward(

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.torch_native.rows import Row, batch_of
+from attnspec.backends.torch_native.attention import batch_of
+from attnspec.backends.torch_native.rows import Row
 from attnspec.spec import Semantics
 
 _check = Check("scaled_dot_product_attention")

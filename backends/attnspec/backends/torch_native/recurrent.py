@@ -4,7 +4,8 @@ They join the weights of all gates, pack sequences by their lengths, and omit se
 operators reject.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -15,58 +16,83 @@ from torch import Tensor
 from attnspec.backends.bases.ranges import refuse_out_of_range
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import TorchBackend
-from attnspec.backends.bases.torch_recurrent import State, join_gates, run_fused, run_packed
+from attnspec.backends.bases.torch_recurrent import join_gates, run_fused, run_packed
+from attnspec.backends.torch_native.attention import batch_of
 from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters
 
-CHECKS = {
-    name: Check(name)
-    for kind in ("rnn", "gru", "lstm")
-    for name in (f"{kind}_cell", kind, f"bidirectional_{kind}", f"stacked_{kind}")
-}
-GATES: dict[type, str] = {RNNParameters: "h", GRUParameters: "rzh", LSTMParameters: "ifco"}
-"""The letters of the gates in PyTorch's order."""
+
+def as_parts(state: Any) -> tuple[Tensor, ...]:
+    """Return the state as a tuple: (h,), or (h, c) of an LSTM."""
+    return state if isinstance(state, tuple) else (state,)
 
 
-def _cell(operator: Callable[..., Any], name: str, x: Tensor, state: State, parameters: Any) -> State:
+def as_state(parts: Any) -> Any:
+    """Return parts as a state: h, or (h, c) of an LSTM."""
+    return tuple(parts) if len(parts) > 1 else parts[0]
+
+
+def step(operator: Any, gates: str, x: Tensor, state: Any, parameters: Any) -> Any:
     """Run one step of a cell, whose operator takes one batch dimension."""
-    whole_state = state if len(state) > 1 else state[0]
-    *batch, _ = CHECKS[name](x, whole_state, parameters)
-    flat, *parts = (a.expand((*batch, -1)).reshape(prod(batch), a.shape[-1]) for a in (x, *state))
-    w_x, w_h, b = join_gates(parameters, GATES[type(parameters)])
-    result = operator(flat, tuple(parts) if len(parts) > 1 else parts[0], w_x, w_h, b, torch.zeros_like(b))
-    return tuple(a.reshape(*batch, a.shape[-1]) for a in (result if isinstance(result, tuple) else (result,)))
+    parts = as_parts(state)
+    batch = batch_of(*(a[..., None] for a in (x, *parts)))
+    flat, *states = (a.expand(*batch, a.shape[-1]).reshape(prod(batch), a.shape[-1]) for a in (x, *parts))
+    w_x, w_h, b = join_gates(parameters, gates)
+    result = operator(flat, as_state(states), w_x, w_h, b, torch.zeros_like(b))
+    return as_state([a.reshape(*batch, a.shape[-1]) for a in as_parts(result)])
 
 
-def _sequence(
-    operator: Callable[..., Any],
-    name: str,
-    x: Tensor,
-    state: Any,
-    initial: Sequence[State],
-    parameters: Any,
-    lengths: Tensor | None,
-    directions: int = 1,
-) -> tuple[Tensor, list[State]]:
-    """Return the last layer's states, and the final state of each layer and direction."""
-    *batch, steps, _ = CHECKS[name](x, state, parameters, lengths)
-    refuse_out_of_range(name, "lengths", lengths, steps)
-    count = prod(batch)
-    flat = x.expand((*batch, -1, -1)).reshape(count, steps, x.shape[-1])
-    states = [tuple(p.expand((*batch, -1)).reshape(count, p.shape[-1]) for p in s) for s in initial]
-    parameters_of_cells = parameters if isinstance(parameters, tuple) else (parameters,)
+def unroll(
+    operator: Any, gates: str, form: str, x: Tensor, state: Any,
+    parameters: Any = None, lengths: Tensor | None = None, layers: Any = None,
+) -> Any:  # fmt: skip
+    """Run all steps of "one" layer, of "two" directions or of a "stacked" network."""
+    if form == "stacked":
+        initial = list(zip(*(part.unbind(-2) for part in as_parts(state)), strict=True))
+    else:
+        initial = [as_parts(s) for s in (state if form == "two" else (state,))]
+    cells = (parameters,) if form == "one" else parameters if layers is None else layers
+    lengths_of_rows = None if lengths is None else lengths[..., None, None]
+    batch = batch_of(x, *(part[..., None] for s in initial for part in s), lengths_of_rows)
+    count, steps, directions = prod(batch), x.shape[-2], 2 if form == "two" else 1
+    flat = x.expand(*batch, *x.shape[-2:]).reshape(count, *x.shape[-2:])
+    states = [tuple(p.expand(*batch, p.shape[-1]).reshape(count, p.shape[-1]) for p in s) for s in initial]
+    weights = [join_gates(p, gates) for p in cells]
     if not steps or not count:
         hidden = x.new_zeros(count, steps, directions * states[0][0].shape[-1])
         final = [tuple(p.clone() for p in s) for s in states]
+    elif lengths is None:
+        hidden, final = run_fused(operator, (flat,), states, weights, directions)
     else:
-        weights = [join_gates(p, GATES[type(p)]) for p in parameters_of_cells]
-        if lengths is None:
-            hidden, final = run_fused(operator, (flat,), states, weights, directions)
-        else:
-            hidden, final = run_packed(
-                operator, flat, states, weights, lengths.expand(tuple(batch)).reshape(count), directions
-            )
+        hidden, final = run_packed(operator, flat, states, weights, lengths.expand(batch).reshape(count), directions)
+    last = [[p.reshape(*batch, p.shape[-1]) for p in s] for s in final]
     states_of_batch = hidden.reshape(*batch, steps, hidden.shape[-1])
-    return states_of_batch, [tuple(p.reshape(*batch, p.shape[-1]) for p in s) for s in final]
+    if form == "stacked":
+        return states_of_batch, as_state([torch.stack(part, -2) for part in zip(*last, strict=True)])
+    return states_of_batch, as_state([as_state(s) for s in last])
+
+
+CALLS: dict[str, Callable[..., Any]] = {}
+for _kind, _gates, _operator_of_cell, _operator in (
+    ("rnn", "h", torch.rnn_tanh_cell, torch.rnn_tanh),
+    ("gru", "rzh", torch.gru_cell, torch.gru),
+    ("lstm", "ifco", torch.lstm_cell, torch.lstm),
+):
+    CALLS[f"{_kind}_cell"] = partial(step, _operator_of_cell, _gates)
+    for _prefix, _form in (("", "one"), ("bidirectional_", "two"), ("stacked_", "stacked")):
+        CALLS[f"{_prefix}{_kind}"] = partial(unroll, _operator, _gates, _form)
+CHECKS = {name: Check(name) for name in CALLS}
+
+
+def _cell(name: str, x: Tensor, state: Any, parameters: Any) -> Any:
+    CHECKS[name](x, state, parameters)
+    return CALLS[name](x, state, parameters)
+
+
+def _sequence(name: str, x: Tensor, state: Any, parameters: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
+    CHECKS[name](x, state, parameters, lengths)
+    refuse_out_of_range(name, "lengths", lengths, x.shape[-2])
+    states, final = CALLS[name](x, state, parameters, lengths)
+    return states, final
 
 
 class Recurrent(TorchBackend):
@@ -76,7 +102,7 @@ class Recurrent(TorchBackend):
         self, x: Float[Tensor, "*#batch d"], state: Float[Tensor, "*#batch h"], parameters: RNNParameters[Tensor]
     ) -> Float[Tensor, "*batch h"]:
         """torch.rnn_tanh_cell."""
-        (h,) = _cell(torch.rnn_tanh_cell, "rnn_cell", x, (state,), parameters)
+        h: Tensor = _cell("rnn_cell", x, state, parameters)
         return h
 
     def rnn(
@@ -88,7 +114,7 @@ class Recurrent(TorchBackend):
         lengths: Int[Tensor, "*#batch"] | None = None,
     ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch h"]]:
         """torch.nn.RNN."""
-        states, [(final,)] = _sequence(torch.rnn_tanh, "rnn", x, state, [(state,)], parameters, lengths)
+        states, final = _sequence("rnn", x, state, parameters, lengths)
         return states, final
 
     def bidirectional_rnn(
@@ -100,11 +126,8 @@ class Recurrent(TorchBackend):
         lengths: Int[Tensor, "*#batch"] | None = None,
     ) -> tuple[Float[Tensor, "*batch t 2*h"], tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]]:
         """torch.nn.RNN with bidirectional=True."""
-        initial = [(h,) for h in state]
-        states, [(forward,), (backward,)] = _sequence(
-            torch.rnn_tanh, "bidirectional_rnn", x, state, initial, parameters, lengths, 2
-        )
-        return states, (forward, backward)
+        states, final = _sequence("bidirectional_rnn", x, state, parameters, lengths)
+        return states, final
 
     def stacked_rnn(
         self,
@@ -115,16 +138,14 @@ class Recurrent(TorchBackend):
         lengths: Int[Tensor, "*#batch"] | None = None,
     ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch depth h"]]:
         """torch.nn.RNN with num_layers."""
-        initial = [(h,) for h in state.unbind(-2)]
-        states, finals = _sequence(torch.rnn_tanh, "stacked_rnn", x, state, initial, layers, lengths)
-        (final,) = (torch.stack(part, -2) for part in zip(*finals, strict=True))
+        states, final = _sequence("stacked_rnn", x, state, layers, lengths)
         return states, final
 
     def gru_cell(
         self, x: Float[Tensor, "*#batch d"], state: Float[Tensor, "*#batch h"], parameters: GRUParameters[Tensor]
     ) -> Float[Tensor, "*batch h"]:
         """torch.gru_cell."""
-        (h,) = _cell(torch.gru_cell, "gru_cell", x, (state,), parameters)
+        h: Tensor = _cell("gru_cell", x, state, parameters)
         return h
 
     def gru(
@@ -136,7 +157,7 @@ class Recurrent(TorchBackend):
         lengths: Int[Tensor, "*#batch"] | None = None,
     ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch h"]]:
         """torch.nn.GRU."""
-        states, [(final,)] = _sequence(torch.gru, "gru", x, state, [(state,)], parameters, lengths)
+        states, final = _sequence("gru", x, state, parameters, lengths)
         return states, final
 
     def bidirectional_gru(
@@ -148,11 +169,8 @@ class Recurrent(TorchBackend):
         lengths: Int[Tensor, "*#batch"] | None = None,
     ) -> tuple[Float[Tensor, "*batch t 2*h"], tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]]:
         """torch.nn.GRU with bidirectional=True."""
-        initial = [(h,) for h in state]
-        states, [(forward,), (backward,)] = _sequence(
-            torch.gru, "bidirectional_gru", x, state, initial, parameters, lengths, 2
-        )
-        return states, (forward, backward)
+        states, final = _sequence("bidirectional_gru", x, state, parameters, lengths)
+        return states, final
 
     def stacked_gru(
         self,
@@ -163,9 +181,7 @@ class Recurrent(TorchBackend):
         lengths: Int[Tensor, "*#batch"] | None = None,
     ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch depth h"]]:
         """torch.nn.GRU with num_layers."""
-        initial = [(h,) for h in state.unbind(-2)]
-        states, finals = _sequence(torch.gru, "stacked_gru", x, state, initial, layers, lengths)
-        (final,) = (torch.stack(part, -2) for part in zip(*finals, strict=True))
+        states, final = _sequence("stacked_gru", x, state, layers, lengths)
         return states, final
 
     def lstm_cell(
@@ -175,7 +191,7 @@ class Recurrent(TorchBackend):
         parameters: LSTMParameters[Tensor],
     ) -> tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]:
         """torch.lstm_cell."""
-        h, c = _cell(torch.lstm_cell, "lstm_cell", x, state, parameters)
+        h, c = _cell("lstm_cell", x, state, parameters)
         return h, c
 
     def lstm(
@@ -187,8 +203,8 @@ class Recurrent(TorchBackend):
         lengths: Int[Tensor, "*#batch"] | None = None,
     ) -> tuple[Float[Tensor, "*batch t h"], tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]]:
         """torch.nn.LSTM."""
-        states, [(h, c)] = _sequence(torch.lstm, "lstm", x, state, [state], parameters, lengths)
-        return states, (h, c)
+        states, final = _sequence("lstm", x, state, parameters, lengths)
+        return states, final
 
     def bidirectional_lstm(
         self,
@@ -208,11 +224,8 @@ class Recurrent(TorchBackend):
         ],
     ]:
         """torch.nn.LSTM with bidirectional=True."""
-        initial = list(state)
-        states, [(h, c), (back_h, back_c)] = _sequence(
-            torch.lstm, "bidirectional_lstm", x, state, initial, parameters, lengths, 2
-        )
-        return states, ((h, c), (back_h, back_c))
+        states, final = _sequence("bidirectional_lstm", x, state, parameters, lengths)
+        return states, final
 
     def stacked_lstm(
         self,
@@ -223,7 +236,5 @@ class Recurrent(TorchBackend):
         lengths: Int[Tensor, "*#batch"] | None = None,
     ) -> tuple[Float[Tensor, "*batch t h"], tuple[Float[Tensor, "*batch depth h"], Float[Tensor, "*batch depth h"]]]:
         """torch.nn.LSTM with num_layers."""
-        initial = list(zip(*(part.unbind(-2) for part in state), strict=True))
-        states, finals = _sequence(torch.lstm, "stacked_lstm", x, state, initial, layers, lengths)
-        h, c = (torch.stack(part, -2) for part in zip(*finals, strict=True))
-        return states, (h, c)
+        states, final = _sequence("stacked_lstm", x, state, layers, lengths)
+        return states, final

@@ -10,11 +10,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from attnspec.backends.bases.torch import TorchBackend, devices
-from attnspec.backends.torch_native.attention import flat_batch
 from attnspec.spec import Limits
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -49,17 +47,6 @@ def gradients(results: Callable[[], Any], arguments: Any, cotangents: Any) -> An
     return torch.autograd.grad(outputs, arguments, weights, materialize_grads=True)
 '''
 """First lines of every row's program."""
-
-
-def batch_of(*arrays: Tensor | None) -> tuple[int, ...]:
-    """Return the common batch of arrays (*batch, n, d) and masks; None is ignored."""
-    shapes = [x.shape[:-2] for x in arrays if x is not None]
-    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
-
-
-def excluded_mask(mask: Tensor | None, batch: tuple[int, ...], n: int, m: int, heads: int) -> Tensor | None:
-    """Return the inverted mask (batch × heads, n, m), True = excluded, or None."""
-    return None if mask is None else flat_batch(~mask.expand(*mask.shape[:-2], n, m), batch).repeat_interleave(heads, 0)
 
 
 class Row(TorchBackend):

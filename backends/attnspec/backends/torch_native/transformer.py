@@ -9,24 +9,17 @@ by the fast path of self-attention, and 0 with gradients: no single declaration 
 """
 
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import TorchBackend
-from attnspec.backends.torch_native.attention import excluded_mask, flat_batch, join_heads, refuse_undivided
-from attnspec.spec import (
-    DecoderLayerParameters,
-    EncoderLayerParameters,
-    FeedForwardParameters,
-    LayerNormParameters,
-    MultiHeadParameters,
-)
+from attnspec.backends.torch_native.attention import batch_of, excluded_mask, flat_batch, refuse_undivided
+from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters, FeedForwardParameters, LayerNormParameters
 
 _check_norm = Check("layer_norm")
 _check_network = Check("feed_forward")
@@ -34,14 +27,9 @@ _check_encoder = Check("encoder_layer")
 _check_decoder = Check("decoder_layer")
 
 
-@lru_cache(maxsize=256)
-def _layer(kind: type[nn.Module], d: int, heads: int, f: int, pre: bool) -> nn.Module:
-    """Return a layer in training mode, which has no fast path; its weights are placeholders."""
-    return kind(d, heads, f, dropout=0.0, batch_first=True, norm_first=pre, device="meta")
-
-
-def _attention(name: str, p: MultiHeadParameters[Tensor]) -> dict[str, Tensor]:
-    w = torch.cat([join_heads(x) for x in (p.w_q, p.w_k, p.w_v)])
+def attention_of(name: str, p: Any) -> dict[str, Tensor]:
+    """Return the weights of an attention under the names of torch.nn.MultiheadAttention."""
+    w = torch.cat([x.flatten(0, 1) for x in (p.w_q, p.w_k, p.w_v)])
     return {
         f"{name}.in_proj_weight": w,
         f"{name}.in_proj_bias": w.new_zeros(w.shape[0]),
@@ -50,12 +38,58 @@ def _attention(name: str, p: MultiHeadParameters[Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _norm(name: str, p: LayerNormParameters[Tensor]) -> dict[str, Tensor]:
-    return {f"{name}.weight": p.gain, f"{name}.bias": p.bias}
-
-
-def _network(p: FeedForwardParameters[Tensor]) -> dict[str, Tensor]:
+def network_of(p: Any) -> dict[str, Tensor]:
+    """Return the weights of a feed-forward network under PyTorch's names."""
     return {"linear1.weight": p.w_1, "linear1.bias": p.b_1, "linear2.weight": p.w_2, "linear2.bias": p.b_2}
+
+
+def norms_of(*norms: Any) -> dict[str, Tensor]:
+    """Return gains and biases of normalizations under PyTorch's names, in the order of the layer."""
+    gains = {f"norm{i}.weight": p.gain for i, p in enumerate(norms, 1)}
+    return gains | {f"norm{i}.bias": p.bias for i, p in enumerate(norms, 1)}
+
+
+@lru_cache(maxsize=256)
+def layer_of(kind: type[nn.Module], d: int, heads: int, f: int, norm: str) -> nn.Module:
+    """Return a layer in training mode, which has no fast path; its weights are placeholders."""
+    return kind(d, heads, f, dropout=0.0, batch_first=True, norm_first=norm == "pre", device="meta")
+
+
+def encode(x: Tensor, parameters: Any, mask: Tensor | None = None, norm: str = "post") -> Tensor:
+    """torch.nn.TransformerEncoderLayer on its slow path."""
+    p, n, heads = parameters, x.shape[-2], parameters.attention.w_q.shape[0]
+    batch = batch_of(x, mask)
+    excluded = excluded_mask(mask, batch, n, n, heads)
+    layer = layer_of(nn.TransformerEncoderLayer, x.shape[-1], heads, p.feed_forward.w_1.shape[0], norm)
+    weights = {
+        **attention_of("self_attn", p.attention),
+        **network_of(p.feed_forward),
+        **norms_of(p.attention_norm, p.feed_forward_norm),
+    }
+    output = torch.func.functional_call(layer, weights, (flat_batch(x, batch),), {"src_mask": excluded})
+    return torch.as_tensor(output).reshape(*batch, *x.shape[-2:])
+
+
+def decode(
+    x: Tensor, memory: Tensor, parameters: Any,
+    mask: Tensor | None = None, memory_mask: Tensor | None = None, norm: str = "post",
+) -> Tensor:  # fmt: skip
+    """torch.nn.TransformerDecoderLayer with the causal mask."""
+    p, n, heads = parameters, x.shape[-2], parameters.attention.w_q.shape[0]
+    batch = batch_of(x, memory, mask, memory_mask)
+    earlier = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
+    excluded = excluded_mask(earlier if mask is None else mask & earlier, batch, n, n, heads)
+    excluded_memory = excluded_mask(memory_mask, batch, n, memory.shape[-2], heads)
+    layer = layer_of(nn.TransformerDecoderLayer, x.shape[-1], heads, p.feed_forward.w_1.shape[0], norm)
+    weights = {
+        **attention_of("self_attn", p.attention),
+        **attention_of("multihead_attn", p.cross_attention),
+        **network_of(p.feed_forward),
+        **norms_of(p.attention_norm, p.cross_attention_norm, p.feed_forward_norm),
+    }
+    masks = {"tgt_mask": excluded, "memory_mask": excluded_memory}
+    output = torch.func.functional_call(layer, weights, (flat_batch(x, batch), flat_batch(memory, batch)), masks)
+    return torch.as_tensor(output).reshape(*batch, *x.shape[-2:])
 
 
 class Transformer(TorchBackend):
@@ -85,20 +119,10 @@ class Transformer(TorchBackend):
         norm: Literal["post", "pre"] = "post",
     ) -> Float[Tensor, "*batch n d"]:
         """torch.nn.TransformerEncoderLayer."""
-        *batch, n, d = _check_encoder(x, parameters, mask, norm=norm)
-        p, a, batch_sizes = parameters, parameters.attention, tuple(batch)
+        _check_encoder(x, parameters, mask, norm=norm)
+        a = parameters.attention
         refuse_undivided("encoder_layer", "parameters.attention.", (a.w_q, a.w_k, a.w_v), a.w_o)
-        heads = a.w_q.shape[0]
-        weights = {
-            **_attention("self_attn", a),
-            **_norm("norm1", p.attention_norm),
-            **_network(p.feed_forward),
-            **_norm("norm2", p.feed_forward_norm),
-        }
-        layer = _layer(nn.TransformerEncoderLayer, d, heads, p.feed_forward.w_1.shape[0], norm == "pre")
-        masks = {"src_mask": excluded_mask(mask, batch_sizes, n, n, heads)}
-        output = functional_call(layer, weights, (flat_batch(x, batch_sizes),), masks)
-        return torch.as_tensor(output).reshape(*batch, n, d)
+        return encode(x, parameters, mask, norm)
 
     def decoder_layer(
         self,
@@ -111,29 +135,12 @@ class Transformer(TorchBackend):
         norm: Literal["post", "pre"] = "post",
     ) -> Float[Tensor, "*batch n d"]:
         """torch.nn.TransformerDecoderLayer with the causal mask."""
-        *batch, n, d = _check_decoder(x, memory, parameters, mask, memory_mask, norm=norm)
-        p, m, batch_sizes = parameters, memory.shape[-2], tuple(batch)
+        _check_decoder(x, memory, parameters, mask, memory_mask, norm=norm)
+        p = parameters
         for name, a in (("attention", p.attention), ("cross_attention", p.cross_attention)):
             refuse_undivided("decoder_layer", f"parameters.{name}.", (a.w_q, a.w_k, a.w_v), a.w_o)
-        heads = p.attention.w_q.shape[0]
-        if p.cross_attention.w_q.shape[0] != heads:
-            raise ValueError(
-                f"decoder_layer: parameters.cross_attention.w_q: expected heads = {heads} as in the self-attention; "
-                f"got {p.cross_attention.w_q.shape[0]}"
-            )
-        weights = {
-            **_attention("self_attn", p.attention),
-            **_norm("norm1", p.attention_norm),
-            **_attention("multihead_attn", p.cross_attention),
-            **_norm("norm2", p.cross_attention_norm),
-            **_network(p.feed_forward),
-            **_norm("norm3", p.feed_forward_norm),
-        }
-        layer = _layer(nn.TransformerDecoderLayer, d, heads, p.feed_forward.w_1.shape[0], norm == "pre")
-        earlier = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
-        masks = {
-            "tgt_mask": excluded_mask(earlier if mask is None else mask & earlier, batch_sizes, n, n, heads),
-            "memory_mask": excluded_mask(memory_mask, batch_sizes, n, m, heads),
-        }
-        output = functional_call(layer, weights, (flat_batch(x, batch_sizes), flat_batch(memory, batch_sizes)), masks)
-        return torch.as_tensor(output).reshape(*batch, n, d)
+        heads, got = p.attention.w_q.shape[0], p.cross_attention.w_q.shape[0]
+        if got != heads:
+            expected = f"{heads} heads, as in parameters.attention"
+            raise ValueError(f"decoder_layer: parameters.cross_attention.w_q: expected {expected}; got {got}")
+        return decode(x, memory, parameters, mask, memory_mask, norm)

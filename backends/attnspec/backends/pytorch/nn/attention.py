@@ -12,8 +12,8 @@ from attnspec.backends.pytorch.attention import (
     general_attention,
     scaled_dot_product_attention,
 )
-from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
-from attnspec.backends.pytorch.nn.records import check_sizes, parameter
+from attnspec.backends.pytorch.nn.initialization import Device, draw, linear_bound, parameter
+from attnspec.backends.pytorch.nn.records import check_sizes
 from attnspec.backends.pytorch.nn.scorer import AdditiveScorer
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "GeneralAttention"]
@@ -76,14 +76,9 @@ class AdditiveAttention(AdditiveScorer):
     named = MappingProxyType({"embed_dim": "d_q", "hidden_dim": "h", "kdim": "d_k"})
 
     def __init__(
-        self,
-        embed_dim: int,
-        hidden_dim: int,
-        *,
-        kdim: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, embed_dim: int, hidden_dim: int, *, kdim: int | None = None,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(embed_dim, embed_dim if kdim is None else kdim, hidden_dim, device=device, dtype=dtype)
 
     def forward(
@@ -115,12 +110,7 @@ class GeneralAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        embed_dim: int,
-        *,
-        kdim: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, embed_dim: int, *, kdim: int | None = None, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         kdim = embed_dim if kdim is None else kdim

@@ -37,7 +37,7 @@ def check_zero(module: str, name: str, bias: Tensor | None) -> None:
 
 
 def check_same(module: str, name: str, first: object, second: object, reason: str) -> None:
-    """Refuse two settings that differ but must be equal, for the given reason."""
+    """Refuse a second setting unless it equals the first, with the reason."""
     if first != second:
         refuse(module, name, f"{first}, since {reason}", second)
 

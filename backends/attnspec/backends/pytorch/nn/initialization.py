@@ -1,6 +1,16 @@
-"""Initial weights by the rules of ``torch.nn``: uniform between −bound and bound."""
+"""Parameters, and their initial weights by the rules of ``torch.nn``: uniform between −bound and bound."""
 
+from typing import TypeAlias
+
+import torch
 from torch import Tensor, nn
+
+Device: TypeAlias = torch.device | str | None
+
+
+def parameter(*shape: int, device: Device, dtype: torch.dtype | None) -> nn.Parameter:
+    """Return an uninitialised parameter, for ``reset_parameters`` to fill."""
+    return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
 
 def xavier_bound(inputs: int, outputs: int) -> float:

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from attnspec.backends.pytorch.multihead import multi_head_additive_attention, multi_head_attention
 from attnspec.backends.pytorch.nn.conversion import check, check_kind, check_no_dropout, check_same, check_zero, refuse
-from attnspec.backends.pytorch.nn.initialization import draw, linear_bound, xavier_bound
-from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, copied, parameter
+from attnspec.backends.pytorch.nn.initialization import Device, draw, linear_bound, parameter, xavier_bound
+from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, copied
 from attnspec.spec import MultiHeadParameters
 
 __all__ = ["MultiHeadAdditiveAttention", "MultiHeadAttention"]
@@ -60,15 +60,9 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
     kind = MultiHeadParameters
 
     def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, embed_dim: int, num_heads: int, *, kdim: int | None = None, vdim: int | None = None,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         kdim, vdim = (embed_dim if d is None else d for d in (kdim, vdim))
         check_sizes("MultiHeadAttention", embed_dim=embed_dim, num_heads=num_heads, kdim=kdim, vdim=vdim)
@@ -105,8 +99,8 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
         ``ValueError`` for settings that the formula does not have: nonzero biases, added keys, dropout in training;
         and for ``batch_first=False``, which expects inputs in another layout.
         """
-        check_kind("MultiHeadAttention.from_torch", module, nn.MultiheadAttention)
         caller = "MultiHeadAttention.from_torch"
+        check_kind(caller, module, nn.MultiheadAttention)
         check(caller, "batch_first", module.batch_first, True, "the batch comes first here")
         check_no_dropout(caller, module, module.dropout)
         check(caller, "add_zero_attn", module.add_zero_attn, False, "the formula has no key of zeros")
@@ -129,7 +123,7 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
         result and of all heads together must be equal.
         """
         (heads, p, d_q), d_k, d_v = self.w_q.shape, self.w_k.shape[-1], self.w_v.shape[-1]
-        caller, reason = "MultiHeadAttention.to_torch", "torch.nn has one embed_dim"
+        caller, reason = "MultiHeadAttention.to_torch", "torch.nn has one embed_dim for queries, heads and results"
         check_same(caller, "p_o", d_q, self.w_o.shape[0], reason)
         check_same(caller, "heads·p_q", d_q, heads * p, reason)
         check_same(caller, "heads·p_v", d_q, self.w_o.shape[1], reason)
@@ -171,16 +165,9 @@ class MultiHeadAdditiveAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        hidden_dim: int,
-        *,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, embed_dim: int, num_heads: int, hidden_dim: int, *, kdim: int | None = None, vdim: int | None = None,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         kdim, vdim = (embed_dim if d is None else d for d in (kdim, vdim))
         sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "hidden_dim": hidden_dim, "kdim": kdim, "vdim": vdim}

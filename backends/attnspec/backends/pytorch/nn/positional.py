@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from attnspec.backends.pytorch.nn.records import check_sizes, parameter
+from attnspec.backends.pytorch.nn.initialization import Device, parameter
+from attnspec.backends.pytorch.nn.records import check_sizes
 from attnspec.backends.pytorch.positional import add_positions, concat_positions, learned_positions, sinusoids
 
 __all__ = ["LearnedPositions", "SinusoidalPositionalEncoding"]
@@ -35,14 +36,9 @@ class SinusoidalPositionalEncoding(nn.Module):
     table: Tensor
 
     def __init__(
-        self,
-        d_model: int,
-        max_len: int = 5000,
-        *,
-        concat: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, d_model: int, max_len: int = 5000, *, concat: bool = False,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         check_sizes("SinusoidalPositionalEncoding", d_model=d_model, max_len=max_len)
         self.concat = concat
@@ -86,14 +82,7 @@ class LearnedPositions(nn.Module):
     torch.Size([2, 5, 16])
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        max_len: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, d_model: int, max_len: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         check_sizes("LearnedPositions", d_model=d_model, max_len=max_len)
         self.table = parameter(max_len, d_model, device=device, dtype=dtype)

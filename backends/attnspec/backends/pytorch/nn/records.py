@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 Record = TypeVar("Record")
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class Recorded(nn.Module, Generic[Record]):
@@ -82,11 +83,6 @@ def reset(part: nn.Module) -> None:
     layers: Iterable[Any] = part if isinstance(part, nn.ModuleList) else (part,)
     for layer in layers:
         layer.reset_parameters()
-
-
-def parameter(*shape: int, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Parameter:
-    """Return an uninitialised parameter, for ``reset_parameters`` to fill."""
-    return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
 
 def check_sizes(module: str, *, least: int = 1, **sizes: int) -> None:

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
-from attnspec.backends.pytorch.nn.records import check_sizes, parameter
+from attnspec.backends.pytorch.nn.initialization import Device, draw, linear_bound, parameter
+from attnspec.backends.pytorch.nn.records import check_sizes
 
 
 class AdditiveScorer(nn.Module):
@@ -16,9 +16,7 @@ class AdditiveScorer(nn.Module):
     named: ClassVar[Mapping[str, str]]
     """Argument names of the subclass, in order, mapped to the sizes d_q, d_k and h."""
 
-    def __init__(
-        self, d_q: int, d_k: int, h: int, *, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> None:
+    def __init__(self, d_q: int, d_k: int, h: int, *, device: Device, dtype: torch.dtype | None) -> None:
         super().__init__()
         sizes = {"d_q": d_q, "d_k": d_k, "h": h}
         check_sizes(type(self).__name__, **{name: sizes[size] for name, size in self.named.items()})

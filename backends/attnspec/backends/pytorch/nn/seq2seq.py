@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
-from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, parameter
+from attnspec.backends.pytorch.nn.initialization import Device, draw, linear_bound, parameter
+from attnspec.backends.pytorch.nn.records import Recorded, check_sizes
 from attnspec.backends.pytorch.nn.recurrent import RNNCell
 from attnspec.backends.pytorch.nn.scorer import AdditiveScorer
 from attnspec.backends.pytorch.seq2seq import (
@@ -48,14 +48,9 @@ class BahdanauAttention(AdditiveScorer):
     named = MappingProxyType({"state_dim": "d_q", "annotation_dim": "d_k", "hidden_dim": "h"})
 
     def __init__(
-        self,
-        state_dim: int,
-        annotation_dim: int,
-        hidden_dim: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, state_dim: int, annotation_dim: int, hidden_dim: int, *,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(state_dim, annotation_dim, hidden_dim, device=device, dtype=dtype)
 
     def forward(self, state: Tensor, annotations: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -102,16 +97,9 @@ class BahdanauDecoder(Recorded[AttentionDecoderParameters[Tensor]]):
     parts: ClassVar[Mapping[str, Any]] = {"cell": RNNCell}
 
     def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        hidden_size: int,
-        annotation_dim: int,
-        attention_dim: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, num_embeddings: int, embedding_dim: int, hidden_size: int, annotation_dim: int, attention_dim: int, *,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim, "hidden_size": hidden_size}
         sizes |= {"annotation_dim": annotation_dim, "attention_dim": attention_dim}
@@ -167,16 +155,9 @@ class BahdanauDecoder(Recorded[AttentionDecoderParameters[Tensor]]):
         return greedy_decode(token, state, annotations, self.record(), steps, eos, mask=mask)
 
     def beam_decode(
-        self,
-        token: Tensor,
-        state: Tensor,
-        annotations: Tensor,
-        steps: int,
-        eos: int,
-        beams: int,
-        *,
+        self, token: Tensor, state: Tensor, annotations: Tensor, steps: int, eos: int, beams: int, *,
         mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Return the best sentence of a beam search: tokens (*batch, steps), scores (*batch).
 
         Source: operation ``beam_decode``.
@@ -208,21 +189,16 @@ class LuongAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        state_dim: int,
-        annotation_dim: int | None = None,
-        *,
-        score: Literal["dot", "general", "location"] = "general",
-        num_positions: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, state_dim: int, annotation_dim: int | None = None, *,
+        score: Literal["dot", "general", "location"] = "general", num_positions: int | None = None,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         if score not in ("dot", "general", "location"):
             raise ValueError(f"LuongAttention: score: expected 'dot', 'general' or 'location'; got {score!r}")
         needs_positions, has_positions = score == "location", num_positions is not None
         if needs_positions != has_positions:
-            expected = "a number" if needs_positions else f"None for {score!r}"
+            expected = "a number of annotations for 'location'" if needs_positions else f"None for {score!r}"
             raise ValueError(f"LuongAttention: num_positions: expected {expected}; got {num_positions}")
         annotation_dim = state_dim if annotation_dim is None else annotation_dim
         if score == "dot" and annotation_dim != state_dim:

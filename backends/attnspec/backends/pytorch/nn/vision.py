@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor, nn
 
-from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
-from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, parameter, records, reset
+from attnspec.backends.pytorch.nn.initialization import Device, draw, linear_bound, parameter
+from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, records, reset
 from attnspec.backends.pytorch.nn.scorer import AdditiveScorer
 from attnspec.backends.pytorch.nn.transformer import LayerNorm, TransformerEncoderLayer
 from attnspec.backends.pytorch.vision import (
@@ -17,12 +17,7 @@ from attnspec.backends.pytorch.vision import (
     spatial_attention,
     vit_encoder,
 )
-from attnspec.spec import (
-    AttentionGateParameters,
-    EncoderLayerParameters,
-    LayerNormParameters,
-    PatchEmbeddingParameters,
-)
+from attnspec.spec import AttentionGateParameters, EncoderLayerParameters, LayerNormParameters, PatchEmbeddingParameters
 
 __all__ = ["AttentionGate", "AttentionSkip", "PatchEmbedding", "SpatialAttention", "VisionTransformer"]
 
@@ -51,23 +46,17 @@ class PatchEmbedding(Recorded[PatchEmbeddingParameters[Tensor]]):
     kind = PatchEmbeddingParameters
 
     def __init__(
-        self,
-        image_size: int | tuple[int, int],
-        patch_size: int,
-        embed_dim: int,
-        in_channels: int = 3,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, image_size: int | tuple[int, int], patch_size: int, embed_dim: int, in_channels: int = 3, *,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         sizes = {"height": height, "width": width, "patch_size": patch_size}
         check_sizes("PatchEmbedding", **sizes, embed_dim=embed_dim, in_channels=in_channels)
         for name, size in (("height", height), ("width", width)):
             if size % patch_size:
-                expected = f"expected a multiple of patch_size = {patch_size}"
-                raise ValueError(f"PatchEmbedding: {name}: {expected}; got {size}")
+                expected = f"a multiple of patch_size = {patch_size}"
+                raise ValueError(f"PatchEmbedding: {name}: expected {expected}; got {size}")
         patches = (height // patch_size) * (width // patch_size)
         self.w = parameter(embed_dim, patch_size, patch_size, in_channels, device=device, dtype=dtype)
         self.class_token = parameter(embed_dim, device=device, dtype=dtype)
@@ -118,18 +107,9 @@ class VisionTransformer(nn.Module):
     """
 
     def __init__(
-        self,
-        image_size: int | tuple[int, int],
-        patch_size: int,
-        d_model: int,
-        nhead: int,
-        num_layers: int,
-        dim_feedforward: int = 2048,
-        in_channels: int = 3,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, image_size: int | tuple[int, int], patch_size: int, d_model: int, nhead: int, num_layers: int,
+        dim_feedforward: int = 2048, in_channels: int = 3, *, device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         check_sizes("VisionTransformer", num_layers=num_layers)
         self.embedding = PatchEmbedding(image_size, patch_size, d_model, in_channels, device=device, dtype=dtype)
@@ -141,11 +121,9 @@ class VisionTransformer(nn.Module):
 
     @classmethod
     def from_record(
-        cls,
-        embedding: PatchEmbeddingParameters[Tensor],
-        layers: tuple[EncoderLayerParameters[Tensor], ...],
+        cls, embedding: PatchEmbeddingParameters[Tensor], layers: tuple[EncoderLayerParameters[Tensor], ...],
         final_norm: LayerNormParameters[Tensor],
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Return a model with a copy of the weights of three records, of any sizes."""
         model = cls.__new__(cls)
         nn.Module.__init__(model)
@@ -173,14 +151,9 @@ class Gate(Recorded[AttentionGateParameters[Tensor]]):
     kind = AttentionGateParameters
 
     def __init__(
-        self,
-        in_channels: int,
-        gating_channels: int,
-        hidden_dim: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, in_channels: int, gating_channels: int, hidden_dim: int, *,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         sizes = {"in_channels": in_channels, "gating_channels": gating_channels, "hidden_dim": hidden_dim}
         check_sizes(type(self).__name__, **sizes)
@@ -282,14 +255,9 @@ class SpatialAttention(AdditiveScorer):
     named = MappingProxyType({"state_dim": "d_q", "in_channels": "d_k", "hidden_dim": "h"})
 
     def __init__(
-        self,
-        state_dim: int,
-        in_channels: int,
-        hidden_dim: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, state_dim: int, in_channels: int, hidden_dim: int, *,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(state_dim, in_channels, hidden_dim, device=device, dtype=dtype)
 
     def forward(self, state: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:

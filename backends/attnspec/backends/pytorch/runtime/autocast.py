@@ -51,10 +51,8 @@ def _wrapped(operation: Callable[P, R], *, lower: bool) -> Callable[P, R]:
         with torch.autocast(kind, enabled=False):
             if not lower:
                 return operation(*args, **kwargs)
-            named, positional = (
-                map_tree(kwargs, lambda _, x: _lowered(x, low)),
-                map_tree(args, lambda _, x: _lowered(x, low)),
-            )
+            positional = map_tree(args, lambda _, x: _lowered(x, low))
+            named = map_tree(kwargs, lambda _, x: _lowered(x, low))
             return operation(*positional, **named)
 
     # Each operation gets its own code object: torch.compile stops after compiling one code object eight times.

@@ -16,5 +16,5 @@ def broadcast(*shapes: Sequence[int]) -> torch.Size:
     for other in shapes[1:]:
         common = common if other == common or common is None else spec.broadcast(common, tuple(other))
     if common is None:
-        raise RuntimeError(f"expected batches that broadcast; got {', '.join(str(tuple(s)) for s in shapes)}")
+        raise RuntimeError(f"expected batch shapes that broadcast; got {', '.join(str(tuple(s)) for s in shapes)}")
     return torch.Size(common)

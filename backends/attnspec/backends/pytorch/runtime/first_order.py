@@ -12,12 +12,11 @@ from torch import Tensor
 
 
 def no_second_derivative(operation: str, path: str, elsewhere: str) -> Callable[..., NoReturn]:
-    """Return a backward function of a backward pass: it raises and names the path ``elsewhere``."""
+    """Return a backward of gradients: it raises, and names the path ``elsewhere`` to take instead."""
 
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
-        raise NotImplementedError(
-            f"{operation}: second derivatives are not implemented on the path {path}; {elsewhere} has them"
-        )
+        reason = f"second derivatives are not implemented on the path {path}; {elsewhere} has them"
+        raise NotImplementedError(f"{operation}: {reason}")
 
     return backward
 

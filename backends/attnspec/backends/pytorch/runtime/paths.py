@@ -19,7 +19,7 @@ class Forced:
 
     def __init__(self, path: str) -> None:
         self.path, self.name = path, f"pytorch by {path}"
-        self.notes = {**backend.notes, "path": f"{path}, where it serves a call"}
+        self.notes = {**backend.notes, "path": f"{path}, for every call that it serves"}
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(backend, name)

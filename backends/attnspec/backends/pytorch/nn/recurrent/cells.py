@@ -1,13 +1,13 @@
 """Modules of recurrent cells: RNN, GRU and LSTM."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 
 from attnspec.backends.pytorch.nn.conversion import check, check_kind, refuse
-from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
-from attnspec.backends.pytorch.nn.records import Record, Recorded, check_sizes, check_tensor, copied, parameter
+from attnspec.backends.pytorch.nn.initialization import Device, draw, linear_bound, parameter
+from attnspec.backends.pytorch.nn.records import Module, Record, Recorded, check_sizes, check_tensor, copied
 from attnspec.backends.pytorch.recurrent import gru_cell, lstm_cell, rnn_cell
 from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters
 
@@ -21,12 +21,7 @@ class Gates(Recorded[Record]):
     """Letters of the gates, in PyTorch's order."""
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, input_size: int, hidden_size: int, *, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         check_sizes(type(self).__name__, input_size=input_size, hidden_size=hidden_size)
@@ -80,7 +75,7 @@ class Gates(Recorded[Record]):
             getattr(target, f"bias_ih{suffix}").copy_(torch.cat([getattr(self, f"b_{gate}") for gate in self.gates]))
             getattr(target, f"bias_hh{suffix}").zero_()
 
-    def as_torch(self, kind: Any) -> Any:
+    def as_torch(self, kind: type[Module]) -> Module:
         """Return a PyTorch cell of class ``kind`` with a copy of weights and mode."""
         weight = next(self.parameters())
         cell = kind(self.input_size, self.hidden_size, device=weight.device, dtype=weight.dtype)
@@ -91,7 +86,7 @@ class Gates(Recorded[Record]):
 def refuse_gru(caller: str) -> NoReturn:
     """Raise ``ValueError``: PyTorch's GRU applies its reset gate after the recurrent product."""
     refuse(caller, "reset gate", "a product with the state, tanh(x w_xh + (r ⊙ h) w_hh + b_h)",
-           "torch.nn's, with w_hh times the state, tanh(x w_xh + r ⊙ (h w_hh + b_hh) + b_xh)")  # fmt: skip
+           "torch.nn's, tanh(x w_xh + r ⊙ (h w_hh + b_hh) + b_xh): no weights make the two equal")  # fmt: skip
 
 
 class RNNCell(Gates[RNNParameters[Tensor]]):
@@ -132,8 +127,7 @@ class RNNCell(Gates[RNNParameters[Tensor]]):
 
     def to_torch(self) -> nn.RNNCell:
         """Return PyTorch's cell with a copy of the weights; its state bias is 0."""
-        cell: nn.RNNCell = self.as_torch(nn.RNNCell)
-        return cell
+        return self.as_torch(nn.RNNCell)
 
 
 class GRUCell(Gates[GRUParameters[Tensor]]):
@@ -212,5 +206,4 @@ class LSTMCell(Gates[LSTMParameters[Tensor]]):
 
     def to_torch(self) -> nn.LSTMCell:
         """Return PyTorch's cell with a copy of the weights; its state bias is 0."""
-        cell: nn.LSTMCell = self.as_torch(nn.LSTMCell)
-        return cell
+        return self.as_torch(nn.LSTMCell)

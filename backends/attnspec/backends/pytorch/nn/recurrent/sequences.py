@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from attnspec.backends.pytorch.nn.conversion import check, check_kind, check_no_dropout
-from attnspec.backends.pytorch.nn.records import Record, check_sizes, check_tensor, records, reset, untyped
+from attnspec.backends.pytorch.nn.initialization import Device
+from attnspec.backends.pytorch.nn.records import Module, Record, check_sizes, check_tensor, records, reset, untyped
 from attnspec.backends.pytorch.nn.recurrent.cells import GRUCell, LSTMCell, RNNCell, refuse_gru
 from attnspec.backends.pytorch.recurrent import (
     bidirectional_gru,
@@ -28,15 +29,9 @@ class Network(nn.Module, Generic[Record]):
     bidirectional: bool
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        *,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, bidirectional: bool = False,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         check_sizes(type(self).__name__, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         self.bidirectional = bidirectional
@@ -51,7 +46,7 @@ class Network(nn.Module, Generic[Record]):
         ``ValueError`` without a layer, and for an odd number of cells if bidirectional.
         """
         if not layers or (bidirectional and len(layers) % 2):
-            expected = "cells in pairs, the forward one first" if bidirectional else "at least one"
+            expected = "cells in pairs, the forward one first" if bidirectional else "at least one cell"
             raise ValueError(f"{cls.__name__}: layers: expected {expected}; got {len(layers)}")
         network = cls.__new__(cls)
         nn.Module.__init__(network)
@@ -117,7 +112,7 @@ class Network(nn.Module, Generic[Record]):
         record = tuple(cell.record() for cell in cells)
         return cls.from_record(record, bidirectional=module.bidirectional).train(module.training)
 
-    def as_torch(self, kind: Any) -> Any:
+    def as_torch(self, kind: type[Module]) -> Module:
         """Return a PyTorch network of class ``kind`` with a copy of weights and mode."""
         w = next(self.parameters())
         options = {"batch_first": True, "bidirectional": self.bidirectional, "device": w.device, "dtype": w.dtype}
@@ -182,8 +177,7 @@ class RNN(Network[RNNParameters[Tensor]]):
 
     def to_torch(self) -> nn.RNN:
         """Return PyTorch's network with a copy of the weights, batch first; state biases are 0."""
-        network: nn.RNN = self.as_torch(nn.RNN)
-        return network
+        return self.as_torch(nn.RNN)
 
 
 class GRU(Network[GRUParameters[Tensor]]):
@@ -278,5 +272,4 @@ class LSTM(Network[LSTMParameters[Tensor]]):
 
     def to_torch(self) -> nn.LSTM:
         """Return PyTorch's network with a copy of the weights, batch first; state biases are 0."""
-        network: nn.LSTM = self.as_torch(nn.LSTM)
-        return network
+        return self.as_torch(nn.LSTM)

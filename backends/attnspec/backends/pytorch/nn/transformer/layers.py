@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attnspec.backends.pytorch.nn.conversion import check_kind, check_no_dropout, check_same, refuse
+from attnspec.backends.pytorch.nn.initialization import Device
 from attnspec.backends.pytorch.nn.multihead import MultiHeadAttention
 from attnspec.backends.pytorch.nn.records import Record, Recorded, check_sizes
 from attnspec.backends.pytorch.nn.transformer.sublayers import FeedForward, LayerNorm
@@ -68,7 +69,7 @@ def check_layer(caller: str, module: nn.TransformerEncoderLayer | nn.Transformer
     activation = module.activation
     if activation not in (functional.relu, torch.relu) and not isinstance(activation, nn.ReLU):
         name = getattr(activation, "__name__", type(activation).__name__)
-        refuse(caller, "activation", "ReLU, since that is the formula's", name)
+        refuse(caller, "activation", "ReLU, the only activation of the formula", name)
 
 
 class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
@@ -103,15 +104,9 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
     }
 
     def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        *,
-        norm_first: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, d_model: int, nhead: int, dim_feedforward: int = 2048, *, norm_first: bool = False,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.norm_first = norm_first
         self.create_submodules(d_model, nhead, dim_feedforward, device=device, dtype=dtype)
@@ -192,16 +187,10 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
     cross_attention_norm: LayerNorm
 
     def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        *,
-        memory_dim: int | None = None,
+        self, d_model: int, nhead: int, dim_feedforward: int = 2048, *, memory_dim: int | None = None,
         norm_first: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.norm_first = norm_first
         self.create_submodules(d_model, nhead, dim_feedforward, device=device, dtype=dtype)
@@ -226,14 +215,9 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
         return KeyValueCache(key.detach(), value.detach())
 
     def step(
-        self,
-        x: Tensor,
-        cache: KeyValueCache[Tensor],
-        memory: Tensor,
-        *,
-        mask: Tensor | None = None,
+        self, x: Tensor, cache: KeyValueCache[Tensor], memory: Tensor, *, mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-    ) -> tuple[Tensor, KeyValueCache[Tensor]]:
+    ) -> tuple[Tensor, KeyValueCache[Tensor]]:  # fmt: skip
         """Return the output for the next position x (*batch, d), and the longer cache.
 
         Masks broadcast to (*batch, cached) and (*batch, m). Source: operation ``cached_decoder_step``.
@@ -267,7 +251,8 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
         PyTorch does not have, such as a memory whose number of features is not ``d_model``.
         """
         d_model, memory_dim = self.cross_attention.w_q.shape[-1], self.cross_attention.w_k.shape[-1]
-        check_same("TransformerDecoderLayer.to_torch", "d_m", d_model, memory_dim, "torch.nn has one d_model")
+        reason = "torch.nn has one d_model for inputs and memory"
+        check_same("TransformerDecoderLayer.to_torch", "d_m", d_model, memory_dim, reason)
         layer: nn.TransformerDecoderLayer = self.as_torch(nn.TransformerDecoderLayer)
         layer.multihead_attn = self.cross_attention.to_torch(bias=True)
         layer.norm1, layer.norm2 = self.attention_norm.to_torch(), self.cross_attention_norm.to_torch()

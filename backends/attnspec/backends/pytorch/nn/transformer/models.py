@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
-from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, parameter
+from attnspec.backends.pytorch.nn.initialization import Device, draw, linear_bound, parameter
+from attnspec.backends.pytorch.nn.records import Recorded, check_sizes
 from attnspec.backends.pytorch.nn.transformer.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from attnspec.backends.pytorch.transformer import decoder_only, encoder_decoder, encoder_only
 from attnspec.spec import EncoderDecoderParameters, LanguageModelParameters
@@ -46,18 +46,10 @@ class Transformer(Recorded[EncoderDecoderParameters[Tensor]]):
     parts: ClassVar[Mapping[str, Any]] = {"encoder": TransformerEncoderLayer, "decoder": TransformerDecoderLayer}
 
     def __init__(
-        self,
-        num_source_embeddings: int,
-        num_embeddings: int,
-        d_model: int = 512,
-        nhead: int = 8,
-        num_encoder_layers: int = 6,
-        num_decoder_layers: int = 6,
-        dim_feedforward: int = 2048,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, num_source_embeddings: int, num_embeddings: int, d_model: int = 512, nhead: int = 8,
+        num_encoder_layers: int = 6, num_decoder_layers: int = 6, dim_feedforward: int = 2048, *,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         sizes = {"num_source_embeddings": num_source_embeddings, "num_embeddings": num_embeddings, "d_model": d_model}
         counts = {"num_encoder_layers": num_encoder_layers, "num_decoder_layers": num_decoder_layers}
@@ -109,17 +101,9 @@ class LanguageModel(Recorded[LanguageModelParameters[Tensor]]):
     parts: ClassVar[Mapping[str, Any]] = {"layers": TransformerEncoderLayer}
 
     def __init__(
-        self,
-        num_embeddings: int,
-        max_len: int,
-        d_model: int = 512,
-        nhead: int = 8,
-        num_layers: int = 6,
-        dim_feedforward: int = 2048,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, num_embeddings: int, max_len: int, d_model: int = 512, nhead: int = 8, num_layers: int = 6,
+        dim_feedforward: int = 2048, *, device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         sizes = {"num_embeddings": num_embeddings, "max_len": max_len, "d_model": d_model, "num_layers": num_layers}
         check_sizes(type(self).__name__, **sizes)

@@ -42,8 +42,8 @@ class Stack(nn.Module, Generic[Record]):
         """Return the weights of every layer; ``ValueError`` if layers differ in ``norm_first``."""
         for i, layer in enumerate(untyped(self.layers)):
             if layer.norm_first != self.norm_first:
-                name = f"{type(self).__name__}: layers[{i}].norm_first"
-                raise ValueError(f"{name}: expected {self.norm_first}, as of the stack; got {layer.norm_first}")
+                expected = f"expected {self.norm_first} like norm_first of the stack"
+                raise ValueError(f"{type(self).__name__}: layers[{i}].norm_first: {expected}; got {layer.norm_first}")
         return records(self.layers)
 
     def reset_parameters(self) -> None:
@@ -59,17 +59,19 @@ class Stack(nn.Module, Generic[Record]):
         """Return a stack with a copy of PyTorch's weights, in the same mode."""
         caller = f"{cls.__name__}.from_torch"
         if module.norm is not None:
-            refuse(caller, "norm", "None, since nothing follows the last layer", type(module.norm).__name__)
+            refuse(caller, "norm", "None, since the formula ends with the last layer", type(module.norm).__name__)
         layers = [cls.layer.from_torch(layer) for layer in module.layers]
-        for layer in layers:
-            check_same(caller, "norm_first", layers[0].norm_first, layer.norm_first, "all layers have one")
+        for i, layer in enumerate(layers):
+            name, shared = f"layers[{i}].norm_first", "all layers share that of layers[0]"
+            check_same(caller, name, layers[0].norm_first, layer.norm_first, shared)
         norm_first = any(layer.norm_first for layer in layers)
         return cls.from_record(tuple(layer.record() for layer in layers), norm_first=norm_first).train(module.training)
 
     def as_torch(self, kind: Any, **options: Any) -> Any:
         """Return a PyTorch stack of class ``kind`` with a copy of layers and mode."""
         if not self.layers:
-            refuse(f"{type(self).__name__}.to_torch", "num_layers", "at least 1, since torch.nn copies a layer", 0)
+            expected = "at least 1, since torch.nn makes a stack from a layer"
+            refuse(f"{type(self).__name__}.to_torch", "num_layers", expected, 0)
         layers = [layer.to_torch() for layer in untyped(self.layers)]
         stack = kind(layers[0], 0, **options)
         stack.layers, stack.num_layers = nn.ModuleList(layers), len(layers)

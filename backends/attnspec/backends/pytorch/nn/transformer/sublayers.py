@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from attnspec.backends.pytorch.nn.conversion import bias_of, check, check_kind, check_same, refuse
-from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
-from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, parameter
+from attnspec.backends.pytorch.nn.initialization import Device, draw, linear_bound, parameter
+from attnspec.backends.pytorch.nn.records import Recorded, check_sizes
 from attnspec.backends.pytorch.transformer import EPSILON, feed_forward, layer_norm
 from attnspec.spec import FeedForwardParameters, LayerNormParameters
 
@@ -29,13 +29,7 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
 
     kind = LayerNormParameters
 
-    def __init__(
-        self,
-        normalized_shape: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, normalized_shape: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         check_sizes("LayerNorm", normalized_shape=normalized_shape)
         self.gain = parameter(normalized_shape, device=device, dtype=dtype)
@@ -64,11 +58,12 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
 
         ``ValueError`` for another ε, for more than one normalized dimension and for a module without weights.
         """
-        check_kind("LayerNorm.from_torch", module, nn.LayerNorm)
-        check("LayerNorm.from_torch", "eps", module.eps, EPSILON, "that is ε of the formula")
+        caller = "LayerNorm.from_torch"
+        check_kind(caller, module, nn.LayerNorm)
+        check(caller, "eps", module.eps, EPSILON, "that is ε of the formula")
         if len(module.normalized_shape) != 1:
-            refuse("LayerNorm.from_torch", "normalized_shape", "one dimension", module.normalized_shape)
-        check("LayerNorm.from_torch", "elementwise_affine", module.elementwise_affine, True, "the formula has a gain")
+            refuse(caller, "normalized_shape", "one dimension", module.normalized_shape)
+        check(caller, "elementwise_affine", module.elementwise_affine, True, "the formula has a gain")
         record = LayerNormParameters(module.weight, bias_of(module, module.weight))
         return cls.from_record(record).train(module.training)
 
@@ -100,12 +95,7 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
     kind = FeedForwardParameters
 
     def __init__(
-        self,
-        d_model: int,
-        dim_feedforward: int = 2048,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, d_model: int, dim_feedforward: int = 2048, *, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         check_sizes("FeedForward", d_model=d_model, dim_feedforward=dim_feedforward)
@@ -140,7 +130,7 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
         caller = "FeedForward.from_torch"
         for layer in (first, second):
             check_kind(caller, layer, nn.Linear)
-        check_same(caller, "second.in_features", first.out_features, second.in_features, "the first layer gives these")
-        check_same(caller, "second.out_features", first.in_features, second.out_features, "the first layer takes these")
+        check_same(caller, "second.in_features", first.out_features, second.in_features, "first returns as many")
+        check_same(caller, "second.out_features", first.in_features, second.out_features, "first takes as many")
         weights = [(layer.weight, bias_of(layer, layer.weight[:, 0])) for layer in (first, second)]
         return cls.from_record(FeedForwardParameters(*weights[0], *weights[1]))
