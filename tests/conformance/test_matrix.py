@@ -336,7 +336,7 @@ def test_rows_made_nan_by_another_query_are_confirmed_by_a_program(
     monkeypatch.syspath_prepend(tmp_path)
     origin, law = "spoiling_row:Spoiling", "semantics.nan_queries"
     backend = load(origin)
-    contract = contract_of(backend, origin)
+    contract = contract_of(backend, origin, "cpu")
     (case,) = cases(contract, laws=(law,))
     (result,) = judge(backend, contract, case, PROFILES["quick"])
     assert (result.reason, result.observed) == ("declared", "something else")
@@ -401,7 +401,7 @@ def test_a_failure_of_a_compiler_is_no_verdict() -> None:
         def dot_scores(self, query: Any, key: Any) -> Any:
             return query @ np.swapaxes(key, -1, -2)
 
-    row = ProbedRow("scores", contract_of(Scores(), "scores"), None, tools=TOOLS)
+    row = ProbedRow("scores", contract_of(Scores(), "scores", "cpu"), None, tools=TOOLS)
     maker = Maker(Library("scores", "scores", (), ("cpu",)), Settings(), 1, Console(file=StringIO()))
     cell, causes = maker._cell(row, "float32", "forward", [failure("operation.oracle", BROKEN)])
     assert (cell.state, cell.violations, causes) == (State.NOT_JUDGED, (), [])
@@ -526,7 +526,7 @@ def test_a_row_gives_the_results_of_its_program(name: str) -> None:
     from attnspec.spec.contract.tree import flatten
 
     backend = load(f"attnspec.backends.torch_native.{name}")
-    contract = contract_of(backend, name)
+    contract = contract_of(backend, name, "cpu")
     float32 = replace(contract, limits=replace(contract.limits, dtypes=("float32",)))
     offered = offers(backend, float32, "cpu")["float32"]
     assert {o["forward"] is None for o in offered.values()} == {OFFERED_ROWS[name]}

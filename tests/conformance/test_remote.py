@@ -276,7 +276,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteBackend]:
 def test_the_remote_contract_is_that_of_the_backend(tmp_path: Path) -> None:
     backend, contract = start_backend(tmp_path, PLAIN)
     backend.close()
-    assert contract == contract_of(load(backend.origin), backend.origin)
+    assert contract == contract_of(load(backend.origin), backend.origin, "cpu")
     assert contract_from(json.loads(json.dumps(described(contract))), backend.origin) == contract
 
 
@@ -430,7 +430,7 @@ def test_a_failing_conversion_is_named(tmp_path: Path) -> None:
     (tmp_path / "backend.py").write_text(BOXES, encoding="utf-8")
     origin = str(tmp_path / "backend.py")
     own = load(origin)
-    contract = contract_of(own, origin)
+    contract = contract_of(own, origin, "cpu")
     remote = RemoteBackend(origin, "cpu", hang_after=20.0)
     remote.await_declarations(60.0)
     (case,) = cases(contract, operations=["dot_scores"])
@@ -461,7 +461,7 @@ def test_remote_verdicts_are_those_of_one_process(tmp_path: Path, operation: str
 def test_verdicts_on_records_gradients_and_modes_are_those_of_one_process() -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     own = load("pytorch")
-    contract = contract_of(own, "pytorch")
+    contract = contract_of(own, "pytorch", "cpu")
     remote = RemoteBackend("pytorch", "cpu", hang_after=60.0)
     remote.await_declarations(120.0)
     (case,) = cases(contract, operations=["lstm_cell"], dtypes=["float32"])

@@ -160,7 +160,7 @@ def test_calls_that_fail_sometimes_change_no_verdict(tmp_path: Path) -> None:
     results = results_of(tmp_path, FICKLE, "operation.oracle", "storage.views-equal-copies")
     backend = load(str(tmp_path / "backend.py"))
     case = Case("dot_scores", "float64", tuple(results))
-    own = judge(backend, contract_of(backend, "backend.py"), case, PROFILES["quick"])
+    own = judge(backend, contract_of(backend, "backend.py", "cpu"), case, PROFILES["quick"])
     assert [(r.law, r.status, r.message, r.examples) for r in own] == [
         (r.law, r.status, r.message, r.examples) for r in results.values()
     ]

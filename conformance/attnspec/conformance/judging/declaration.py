@@ -11,6 +11,9 @@ from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DeclaredPrecision
 from attnspec.spec.contract.semantics import DeclaredSemantics
 
+BY_DEVICE = "semantics", "precision"
+"""Declarations that ``on_device`` may replace for a kind of device."""
+
 
 @dataclass(frozen=True)
 class Contract:
@@ -26,8 +29,9 @@ class Contract:
     origin: str = ""
 
     @classmethod
-    def of(cls, backend: Any, origin: str = "") -> "Contract":
-        """Read a backend's declaration; ``ValueError`` says what was expected and what came."""
+    def of(cls, backend: Any, origin: str = "", device: str = "cpu") -> "Contract":
+        """Read a backend's declaration for a device; ``ValueError`` says what was expected and what came."""
+        on_device = _declared_on(backend, device)
         name = getattr(backend, "name", None)
         if not isinstance(name, str) or not name:
             raise ValueError(f"name: expected a non-empty string; got {name!r}; add one, such as name = 'my-kernels'")
@@ -49,8 +53,8 @@ class Contract:
             printable(name),
             operations,
             limits,
-            DeclaredSemantics.of(getattr(backend, "semantics", None), OPERATIONS),
-            DeclaredPrecision.of(getattr(backend, "precision", None), OPERATIONS),
+            DeclaredSemantics.of(on_device["semantics"], OPERATIONS),
+            DeclaredPrecision.of(on_device["precision"], OPERATIONS),
             callable(getattr(backend, "vjp", None)),
             _misspelt(backend) | {printable(str(k)): printable(str(v)) for k, v in notes.items()},
             origin,
@@ -62,6 +66,18 @@ def _demand_known(field: str, kind: str, names: Iterable[str], known: Collection
         if name not in known:
             near = ", ".join(get_close_matches(str(name), sorted(known), cutoff=0.0))
             raise ValueError(f"{field}: expected {kind}, such as {near}; got {name!r}")
+
+
+def _declared_on(backend: Any, device: str) -> dict[str, Any]:
+    """``semantics`` and ``precision``: those of ``on_device`` for this kind of device, else the backend's own."""
+    on_device = getattr(backend, "on_device", None) or {}
+    if not isinstance(on_device, Mapping) or not all(isinstance(x, Mapping) for x in on_device.values()):
+        raise ValueError(f"on_device: expected a mapping of devices to declarations; got {on_device!r}")
+    for kind, declared in on_device.items():
+        if unknown := set(declared) - set(BY_DEVICE):
+            raise ValueError(f"on_device {kind}: expected some of {', '.join(BY_DEVICE)}; got {min(unknown)!r}")
+    own = {name: getattr(backend, name, None) for name in BY_DEVICE}
+    return own | dict(on_device.get(device.partition(":")[0], {}))
 
 
 def _misspelt(backend: Any) -> dict[str, str]:

@@ -194,7 +194,7 @@ def main() -> None:
     description["tools"] = list(getattr(backend, "tools", ()))
     description["plain"] = callable(getattr(backend, "plain", None))
     answer.write_text(json.dumps(description), encoding="utf-8")
-    description["offers"] = offers(backend, contract_of(backend, origin), device)
+    description["offers"] = offers(backend, contract_of(backend, origin, device), device)
     answer.write_text(json.dumps(description), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)

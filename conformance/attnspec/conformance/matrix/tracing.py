@@ -125,7 +125,7 @@ def answer_of(question: Mapping[str, Any]) -> dict[str, Any]:
     """Return the program that shows a violation, or the reason why there is none."""
     name, dtype, law, reason = question["operation"], question["dtype"], LAWS[question["law"]], question["reason"]
     backend = load(question["origin"])
-    contract = contract_of(backend, question["origin"])
+    contract = contract_of(backend, question["origin"], question["device"])
     heading = f"{question['title']}, {contract.name}, {name} ({dtype})\n{law.id}: {law.statement}"
     plain = backend.plain(name, device=question["device"])
     if "called" in question:

@@ -30,7 +30,7 @@ DECLARED = ("name", "operations", "limits", "semantics", "precision", "different
 
 def describe(backend: Any, name: str, device: str) -> dict[str, Any]:
     """Return a backend's contract as plain JSON; :class:`BackendError` if it cannot use the device."""
-    contract = contract_of(backend, name)
+    contract = contract_of(backend, name, device)
     if not runs_on(contract, device):
         devices = ", ".join(contract.limits.devices)
         raise BackendError(f"backend {name!r}: device: expected one of {devices}; got {device!r}")

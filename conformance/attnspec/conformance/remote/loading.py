@@ -137,9 +137,9 @@ def _instance(backend: Any, name: str) -> Any:
     return backend
 
 
-def contract_of(backend: Any, origin: str) -> Contract:
-    """Return a backend's contract; :class:`BackendError` for an invalid declaration."""
+def contract_of(backend: Any, origin: str, device: str) -> Contract:
+    """Return a backend's contract on a device; :class:`BackendError` for an invalid declaration."""
     try:
-        return Contract.of(backend, origin)
+        return Contract.of(backend, origin, device)
     except (ValueError, TypeError) as error:
         raise BackendError(f"backend {origin!r}: {error}") from error

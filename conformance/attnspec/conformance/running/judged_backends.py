@@ -59,7 +59,7 @@ class JudgedBackends:
     def __init__(self, key: str = "") -> None:
         self.key = key
         self._guarded = False
-        self._loaded: dict[str, tuple[Any, Contract]] = {}
+        self._loaded: dict[str, Any] = {}
         self._backends: dict[tuple[str, str], RemoteBackend] = {}
         self._contracts: dict[tuple[str, str], Contract] = {}
         self._errors: dict[tuple[str, str], BackendError] = {}
@@ -100,12 +100,11 @@ class JudgedBackends:
             self._contracts[key] = contract_from(dict(description), name)
         return backend, self._contracts[key]
 
-    def load_here(self, name: str) -> tuple[Any, Contract]:
-        """Load a backend into this process once; return it and its contract."""
+    def load_here(self, name: str, device: str) -> tuple[Any, Contract]:
+        """Load a backend into this process once; return it and its contract on a device."""
         if name not in self._loaded:
-            backend = load(name)
-            self._loaded[name] = (backend, contract_of(backend, name))
-        return self._loaded[name]
+            self._loaded[name] = load(name)
+        return self._loaded[name], contract_of(self._loaded[name], name, device)
 
     def guard(self, config: pytest.Config) -> None:
         """Make the run fail if a backend in this process ends it."""

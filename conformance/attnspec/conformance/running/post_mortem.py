@@ -117,7 +117,7 @@ def smallest_crash(request: dict[str, Any]) -> dict[str, Any]:
     """Return message and counterexample; an empty dict if the input alone does not crash."""
     example: Example = request["example"]
     backend = load(request["backend"])
-    contract = contract_of(backend, request["backend"])
+    contract = contract_of(backend, request["backend"], request["device"])
     subject = Subject(backend, contract, OPERATIONS[request["operation"]], request["dtype"], request["device"])
     arguments = subject.arguments(example)
     message = f"the backend did not answer within {request['hang_after']:g} s"

@@ -36,7 +36,7 @@ def replay(
     """
     origin = backend if isinstance(backend, str) else getattr(backend, "name", "?")
     loaded = load(backend) if isinstance(backend, str) else backend
-    subject = Subject(loaded, contract_of(loaded, origin), OPERATIONS[operation], dtype, device)
+    subject = Subject(loaded, contract_of(loaded, origin, device), OPERATIONS[operation], dtype, device)
     call_arguments = Arguments(OPERATIONS[operation], arguments)
     print(f"{law}: {LAWS[law].statement}")
     if hang_after is not None and CAN_FORK:
@@ -86,7 +86,7 @@ def _is_number(x: Numbers) -> bool:
 
 def call(backend: Any, operation: str, *, device: str = "cpu", **arguments: Any) -> Any:
     """Call an operation of a backend with NumPy arrays; the result is a NumPy array."""
-    contract = contract_of(backend, getattr(backend, "name", "?"))
+    contract = contract_of(backend, getattr(backend, "name", "?"), device)
     definition = OPERATIONS[operation]
     call_arguments = Arguments(definition, arguments)
     floats = [x.dtype.name for _, x in call_arguments.floats if isinstance(x, np.ndarray)]

@@ -70,14 +70,14 @@ def settings_of_suite(suite: type[ConformanceSuite]) -> Settings:
     return Settings(**chosen)
 
 
-def in_this_process(config: pytest.Config, backend: Any) -> tuple[Any, Contract]:
+def in_this_process(config: pytest.Config, backend: Any, device: str) -> tuple[Any, Contract]:
     """Return a backend in this process and its contract; ending the process is a failure."""
     if backend is None:
         raise pytest.UsageError("ConformanceSuite: expected a class attribute `backend`; got None")
     backends(config).guard(config)
     if not isinstance(backend, str):
-        return backend, contract_of(backend, _importable_name(backend))
-    return backends(config).load_here(backend)
+        return backend, contract_of(backend, _importable_name(backend), device)
+    return backends(config).load_here(backend, device)
 
 
 def _importable_name(backend: Any) -> str:
@@ -91,18 +91,20 @@ def backend_of(config: pytest.Config, backend: Any, settings: Settings) -> tuple
 
     It runs in its own process, or in this one with ``in_process``.
     """
-    return in_this_process(config, backend) if settings.in_process else backends(config).await_ready(backend, settings)
+    if settings.in_process:
+        return in_this_process(config, backend, settings.device)
+    return backends(config).await_ready(backend, settings)
 
 
 def backend_of_suite(config: pytest.Config, suite: type[ConformanceSuite]) -> tuple[Any, Contract]:
     """Return a suite's backend and contract, in its own process if possible."""
     settings, backend = settings_of_suite(suite), suite.backend
     if settings.in_process or backend is None:
-        return in_this_process(config, backend)
+        return in_this_process(config, backend, settings.device)
     if isinstance(backend, str):
         return backends(config).await_ready(backend, settings)
     name = backend.__name__ if isinstance(backend, ModuleType) else f"{suite.__module__}:{suite.__qualname__}.backend"
-    contract = contract_of(backend, _importable_name(backend))
+    contract = contract_of(backend, _importable_name(backend), settings.device)
     try:
         if "<" in name:
             raise BackendError("its class is defined inside a function")
@@ -111,7 +113,7 @@ def backend_of_suite(config: pytest.Config, suite: type[ConformanceSuite]) -> tu
             raise BackendError("recreated in a process of its own, it declares something else")
     except BackendError as error:
         config.stash.setdefault(IN_PROCESS_SUITES, {})[suite.__name__] = str(error)
-        return in_this_process(config, backend)
+        return in_this_process(config, backend, settings.device)
     return remote, contract
 
 

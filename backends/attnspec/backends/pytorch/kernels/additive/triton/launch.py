@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from triton.runtime import driver
 
 from attnspec.backends.pytorch.kernels.additive.triton.factors import factors_kernel, weights_kernel
 
@@ -55,7 +56,8 @@ def shared_bytes(device: torch.device) -> int:
     """Return the most shared memory that a block may have on this device, in bytes."""
     if INTERPRET:
         return SHARED_BYTES_OF_WIDEST
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 def widest_value(value: Tensor) -> int:
