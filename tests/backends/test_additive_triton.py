@@ -455,8 +455,8 @@ def environment() -> dict[str, str]:
 
 
 COMPILED = (
-    "80-fp32-usual", "80-fp16-small-masked", "86-fp32-wide", "89-bf16-bahdanau", "90-bf16-usual-masked", "90-fp32-wide",
-    "90-fp32-bahdanau", "100-fp32-wide", "120-fp32-wide",
+    "80-fp32-usual", "80-fp16-small-masked", "86-fp32-wide", "90-bf16-usual-masked", "90-fp32-bahdanau", "100-fp16-small",
+    "120-fp32-wide",
 )  # fmt: skip
 """Compute capability, dtype, sizes and masks of what is compiled: every choice of each at least once."""
 
@@ -472,7 +472,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
             where = f"{configuration}: {name}"
             assert report["shared"] <= report["most_shared"], where
             assert report["narrow_strides"] == [], where
-            assert report["stack"] == 0 or name.startswith(("forward", "gradient", "scores")), where
+            assert report["stack"] == 0 or name != "step", where
             if "usual" not in configuration:
                 continue
             assert all(loop["spills"] <= 0.06 * loop["terms"] for loop in report["loops"].values()), where

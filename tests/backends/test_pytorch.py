@@ -2,11 +2,12 @@
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import partial
 from importlib import import_module
-from types import MappingProxyType, UnionType
+from types import MappingProxyType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 import attnspec.backends.pytorch as backend
+from attnspec.conformance.judging.declaration import Contract
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import judged
 from attnspec.spec import (
@@ -1201,3 +1203,21 @@ def test_embed_supports_vmap_and_meta_and_refuses_unknown_tokens() -> None:
     assert backend.embed(tokens.to("meta"), table.to("meta")).shape == (2, 2, 2)
     with pytest.raises(ValueError, match=r"^embed: tokens: expected tokens in 0\.\.3; got 4$"):
         backend.embed(tokens + 1, table)
+
+
+def test_cuda_has_choices_of_its_own() -> None:
+    on_cpu, on_cuda = (Contract.of(backend, "pytorch", device).semantics for device in ("cpu", "cuda:1"))
+    assert set(backend.on_device["cuda"]["semantics"]) <= set(OPERATIONS)
+    assert on_cuda["additive_attention"] == on_cpu["additive_attention"]
+    assert on_cpu["self_attention"].masked_nonfinite == "excluded"
+    assert on_cuda["self_attention"].masked_nonfinite == "propagates"
+    assert (on_cpu["embed"].rejection, on_cuda["embed"].rejection) == ("raises", "unchecked")
+
+
+@pytest.mark.parametrize(("declared", "message"), [
+    ({"cuda": {"limits": {}}}, "on_device cuda: expected some of semantics, precision; got 'limits'"),
+    ({"cuda": None}, "on_device: expected a mapping of devices to declarations; got {'cuda': None}"),
+])  # fmt: skip
+def test_declarations_by_device_are_checked(declared: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Contract.of(SimpleNamespace(name="mine", softmax=abs, on_device=declared))

@@ -14,6 +14,7 @@ from attnspec.backends.bases.torch import modes as modes
 from attnspec.backends.bases.torch import pullback as pullback_of
 from attnspec.backends.bases.torch import to_numpy as to_numpy
 from attnspec.backends.pytorch import nn as nn
+from attnspec.backends.pytorch import on_cuda
 from attnspec.backends.pytorch.attention import *
 from attnspec.backends.pytorch.complexity import *
 from attnspec.backends.pytorch.kernels import *
@@ -46,6 +47,7 @@ def _version(package: str) -> str:
 name = "pytorch"
 limits = Limits(dtypes=("float64", "float32", "bfloat16", "float16"), devices=devices())
 semantics = Semantics()
+on_device = {"cuda": {"semantics": on_cuda.semantics()}}
 precision = {"float64": "ieee64", "float32": "ieee32", "bfloat16": "mixed-bfloat16", "float16": "mixed-float16"}
 notes = {
     "additive attention": ", ".join(

@@ -1,4 +1,4 @@
-"""Range checks of numbers, lengths and indices; skipped where values cannot be read."""
+"""Range checks of numbers, lengths and indices; skipped where reading values is impossible or slow."""
 
 from math import inf
 
@@ -9,15 +9,20 @@ from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 
 
 def refuse_out_of_range(operation: str, argument: str, integers: Tensor | None, most: int) -> None:
-    """Raise ``ShapeError`` for an integer outside 0..most; not checked under transforms or on meta tensors."""
-    if integers is not None and not (integers.is_meta or operations_intercepted()):
+    """Raise ``ShapeError`` for an integer outside 0..most, on the CPU and outside of transforms."""
+    if integers is not None and _readable(integers):
         ranges.refuse_out_of_range(operation, argument, integers, most)
 
 
 def refuse_decreasing_ends(operation: str, argument: str, ends: Tensor, most: int) -> None:
     """Raise ``ShapeError`` for sequence ends that decrease or do not run from 0 to ``most``."""
-    if not (ends.is_meta or operations_intercepted()):
+    if _readable(ends):
         ranges.refuse_decreasing_ends(operation, argument, ends, most)
+
+
+def _readable(integers: Tensor) -> bool:
+    """Return whether to read numbers. On other devices every call would wait, and graphs could not capture it."""
+    return integers.is_cpu and not operations_intercepted()
 
 
 def refuse_scale_and_cap(operation: str, scale: float | None, softcap: float | None = None) -> None:

@@ -8,7 +8,7 @@ import torch
 from attnspec.backends.pytorch.kernels import costs
 from attnspec.backends.pytorch.kernels.costs import Work, cost_of, leading_digits
 from attnspec.backends.pytorch.runtime.forcing import forced
-from attnspec.backends.pytorch.runtime.optional import HAS_LLVMLITE, HAS_TRITON
+from attnspec.backends.pytorch.runtime.optional import HAS_LLVMLITE, HAS_TRITON, TRITON_ON_CUDA
 
 PATHS = "pointwise", "llvm"
 """CPU paths between which predicted times decide."""
@@ -19,7 +19,7 @@ def available_paths(device_type: str) -> tuple[str, ...]:
     paths = []
     if device_type == "cpu" and HAS_LLVMLITE:
         paths += ["llvm", "pointwise"]
-    if device_type == "cuda" and HAS_TRITON:
+    if device_type == "cuda" and TRITON_ON_CUDA:
         paths.append("triton")
     paths.append("plain")
     if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1" and HAS_TRITON:

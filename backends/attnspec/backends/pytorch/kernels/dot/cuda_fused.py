@@ -6,6 +6,7 @@ and no mask. Causal kernels align n ≠ m differently. Therefore sizes are padde
 float64 has no fused kernel.
 """
 
+from functools import lru_cache
 from itertools import accumulate
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.dot.batches import padded_features
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
+from attnspec.backends.pytorch.runtime.transforms import fused_allowed
 
 NAME = "F.scaled_dot_product_attention"
 """Function that `dense` calls; PyTorch does not report which kernel it then runs."""
@@ -28,9 +30,26 @@ def worth_waiting(query: Tensor, work: int) -> bool:
     return work >= WAIT_FROM and query.is_cuda and not torch.cuda.is_current_stream_capturing()
 
 
-def worth_packing(query: Tensor, causal: bool, lengths: tuple[int, ...]) -> bool:
-    """Return whether the variable-length kernel fits: half precision, not causal (it aligns bottom right)."""
-    return not causal and query.dtype in HALF_DTYPES and query.is_cuda and min(lengths) > 0
+AMPERE = 8, 0
+"""Lowest compute capability of the flash kernels."""
+
+WIDEST_PACKED = 256
+"""Largest head size of the flash kernels."""
+
+
+def worth_packing(query: Tensor, value: Tensor, causal: bool, lengths: tuple[int, ...]) -> bool:
+    """Return whether the variable-length kernel takes a call: half dtypes, not causal, an allowed flash kernel.
+
+    It aligns causal masks at the bottom right.
+    """
+    fits = not causal and min(lengths) > 0 and max(query.shape[-1], value.shape[-1]) <= WIDEST_PACKED
+    return fits and query.dtype in HALF_DTYPES and query.is_cuda and fused_allowed() and has_flash(query.device)
+
+
+@lru_cache(maxsize=8)
+def has_flash(device: torch.device) -> bool:
+    """Return whether PyTorch's flash kernels run on a GPU."""
+    return torch.cuda.get_device_capability(device) >= AMPERE
 
 
 def variable_length(query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:

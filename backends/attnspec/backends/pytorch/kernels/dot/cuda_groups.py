@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.kernels.dot.cuda_fused import has_flash
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
@@ -27,9 +28,6 @@ WIDEST = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
 
 SCALES = 2.0**-40, 2.0**40
 """Smallest and largest scale and cap that float32 handles; the formula computes others."""
-
-LOWEST_CAPABILITY = 8, 0
-"""Lowest compute capability of the kernels: Ampere."""
 
 
 class Call(NamedTuple):
@@ -115,7 +113,7 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring
 @lru_cache(maxsize=8)
 def runs(device: torch.device) -> bool:
     """Return whether the kernels run on this GPU."""
-    return HAS_TRITON and torch.cuda.get_device_capability(device) >= LOWEST_CAPABILITY
+    return HAS_TRITON and has_flash(device)
 
 
 def attend(path: str, query: Tensor, key: Tensor, value: Tensor, visible: Visible,

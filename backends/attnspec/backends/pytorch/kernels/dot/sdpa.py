@@ -8,7 +8,6 @@ dimensions (views where possible). On an accelerator it reads the structure of m
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attnspec.backends.bases.autocast import autocast_enabled
@@ -82,15 +81,6 @@ def _structure_name(call: Call) -> str:
     return "masked" if call.tensors.mask is not None else "causal" if call.options.right is not None else "all keys"
 
 
-def masked_nonfinite(device: str) -> str:
-    """Effect of NaN and infinities at excluded keys and values: ``excluded`` or ``propagates``.
-
-    On the CPU the result or a sum shows them, and the formula then leaves excluded terms out. That check reads a value,
-    so ``torch.compile`` and ``torch.func`` skip it. Other devices skip it because every call would wait for the device.
-    """
-    return "excluded" if torch.device(device).type == "cpu" else "propagates"
-
-
 def _on_accelerator(call: Call) -> Tensor:
     lengths = None
     if call.excludes() and not values_unreadable():
@@ -116,8 +106,10 @@ def _structured(call: Call) -> tuple[Call, tuple[int, ...] | None]:
             call = _first_keys(call, m)
             if min(key_ends) == m:
                 call = _without_mask(call)
-            elif len(key_ends) == b and cuda_fused.worth_packing(call.query, call.options.right is not None, key_ends):
-                lengths = key_ends
+            elif len(key_ends) == b:
+                causal = call.options.right is not None
+                fits = cuda_fused.worth_packing(call.query, call.value, causal, key_ends)
+                lengths = key_ends if fits else None
     return _first_keys(call, n) if call.options.right is not None and m > n else call, lengths
 
 
