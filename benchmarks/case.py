@@ -14,6 +14,11 @@ Call = Callable[[], Sequence[Tensor]]
 OURS = "attnspec"
 FORWARD, WITH_BACKWARD = "forward", "forward+backward"
 
+PASSES = {FORWARD: 1.0, WITH_BACKWARD: 3.0}
+"""Work of a mode, in forward passes: each matrix product has two gradients, which are products too."""
+ATTENTION_PASSES = {FORWARD: 1.0, WITH_BACKWARD: 3.5}
+"""Work of dot-product attention: two products forward, five backward, one of which recomputes the scores."""
+
 
 @dataclass(frozen=True)
 class Subject:

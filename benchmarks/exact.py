@@ -17,9 +17,9 @@ def cotangent(out: Tensor) -> Tensor:
 def expected(
     formula: Formula,
     inputs: Sequence[Tensor],
-    batched: int,
     rows: Tensor,
     *,
+    batched: int,
     dtype: torch.dtype,
     backward: bool,
     chunk: int = 64,
@@ -55,7 +55,7 @@ def expected(
     return (out, *totals)
 
 
-def comparable(results: Sequence[Tensor], batched: int, rows: Tensor) -> tuple[Tensor, ...]:
+def comparable(results: Sequence[Tensor], rows: Tensor, *, batched: int) -> tuple[Tensor, ...]:
     """Select, from the results of a whole call, the rows and gradients that ``expected`` computes."""
     out, *gradients = (x.detach() for x in results)
     return (out[:1][..., rows, :], *(g[:1] if i < batched else g for i, g in enumerate(gradients)))

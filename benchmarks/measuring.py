@@ -19,6 +19,9 @@ from benchmarks.timing import Times, interleaved, time_once
 LIMIT, LIMIT_ALONE, OURS_ALONE = "multiply-adds", "multiply-adds with one thread", "attnspec with one thread"
 """Extra calls, timed in the same rounds as the subjects, for the limiting rate and the gain of threads."""
 
+LIMIT_TASKS = 64
+"""Tasks per thread in a call of multiply-adds: a millisecond, so that starting the threads hardly counts."""
+
 ERROR_FACTOR = 16.0
 """Allowed error of a subject, over the formula's error in the inputs' dtype: other orders of summation round
 differently."""
@@ -51,7 +54,7 @@ def measure(
     first_calls, counted = dict(checked.first_calls), 0
     gains = case.gains and threads > 1 and OURS in calls and multiply_adds.available()
     if case.ceiling == "multiply-adds" or gains:
-        calls[LIMIT], counted = multiply_adds.call(64 * threads)
+        calls[LIMIT], counted = multiply_adds.call(LIMIT_TASKS * threads)
         first_calls[LIMIT] = time_once(calls[LIMIT], settings.device)
     if gains:
         calls |= {LIMIT_ALONE: calls[LIMIT], OURS_ALONE: calls[OURS]}
@@ -60,7 +63,7 @@ def measure(
         calls, first_calls, rounds=rounds, seconds=seconds, device=settings.device, alone=(LIMIT_ALONE, OURS_ALONE)
     )
     limit = significant(counted / times[LIMIT].median) if case.ceiling == "multiply-adds" else None
-    gain = significant(_gain(times, OURS, OURS_ALONE) / _gain(times, LIMIT, LIMIT_ALONE)) if gains else None
+    gain = significant(_speedup(times, OURS, OURS_ALONE) / _speedup(times, LIMIT, LIMIT_ALONE)) if gains else None
     peaks: dict[str, int | str] = {}
     for name, call in checked.calls.items() if memory and case.memory else ():
         step(f"memory of {name}")
@@ -72,7 +75,7 @@ def measure(
     return [replace(m, limit=limit, gain=gain if m.subject == OURS else None) for m in measurements]
 
 
-def _gain(times: Mapping[str, Times], name: str, alone: str) -> float:
+def _speedup(times: Mapping[str, Times], name: str, alone: str) -> float:
     """Return the speedup of a call over itself with one thread, the median over rounds."""
     pairs = zip(times[alone].samples, times[name].samples, strict=True)
     return statistics.median(single / threaded for single, threaded in pairs)
@@ -80,12 +83,13 @@ def _gain(times: Mapping[str, Times], name: str, alone: str) -> float:
 
 def check_subjects(case: Case, device: str, step: Callable[[str], None] = lambda text: None) -> CheckedSubjects:
     """Call every subject once and compare its results with the formula in double precision."""
-    torch._dynamo.reset()
+    torch._dynamo.reset()  # torch.compile refuses a function after several sizes, and cases share functions
     step("formula")
     exact = case.formula(torch.float64)
     eps = torch.finfo(case.precision).eps
     formula_errors = errors(case.formula(case.precision), exact)
-    # Rounding errors of a sum are nearly independent: together they grow with the root of the number of terms.
+    # Gradients of inputs without a batch dimension are sums over the batch. Rounding errors of a sum are nearly
+    # independent: together they grow with the root of the number of terms.
     floors = [eps * terms**0.5 for terms in case.summands(len(formula_errors))]
     allowed = [ERROR_FACTOR * max(error, floor) for error, floor in zip(formula_errors, floors, strict=True)]
     checked = CheckedSubjects()

@@ -107,8 +107,8 @@ class Transformer(Model):
         """Beam search: keep the ``beams`` most probable extensions per source."""
         count, vocabulary = len(pairs), self.target.num_embeddings
         memory, source_mask = (x.repeat_interleave(beams, 0) for x in (self.memory(pairs), pairs.source_mask))
-        caches, tokens = self.empty(count * beams), torch.full((count * beams, 1), EOS)
-        # All hypotheses are equal at first, so that only the first may be extended.
+        caches, tokens = self.empty(count * beams), torch.full((count * beams, 1), EOS)  # <eos> also begins targets
+        # All beams of a source begin alike: if more than the first were extended, they would stay copies of it.
         scores = torch.full((count, beams), -math.inf).index_fill(1, torch.tensor([0]), 0.0)
         ended = torch.zeros(count * beams, dtype=torch.bool)
         only_eos = torch.full((vocabulary,), -math.inf).index_fill(0, torch.tensor([EOS]), 0.0)

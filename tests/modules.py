@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PORTIONS = ("spec", "reference", "backends", "conformance")
+"""Folders with one distribution of the namespace ``attnspec`` each; PEP 420 calls them portions."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Module:
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
-                above = package[: len(package) + 1 - node.level] if node.level else []
+                dots = node.level  # one leading dot means the module's own package, each further one its parent
+                above = package[: len(package) + 1 - dots] if dots else []
                 origin = [*above, *([node.module] if node.module else [])]
                 yield from (".".join([*origin, alias.name]) for alias in node.names)
 

@@ -184,7 +184,7 @@ def test_the_page_on_verdicts_shows_what_is_said(file: str, tmp_path: Path) -> N
         assert not line or line in lines, f"{line}\n\nis not, in this order, in\n\n{printed}"
 
 
-@pytest.mark.parametrize("name", ["mine", "grouped", "shaped", "typed"])
+@pytest.mark.parametrize("name", ["mine", "grouped", "decoding", "shaped", "typed"])
 def test_the_examples_of_the_documentation_conform(tmp_path: Path, name: str) -> None:
     (code,) = re.findall(rf"```python\n(# {name}\.py\n.*?)```", read("docs/adapters.md"), re.DOTALL)
     (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
@@ -197,7 +197,7 @@ def test_the_page_on_judging_shows_what_is_printed(capsys: pytest.CaptureFixture
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     page = read("docs/judge.md")
     examples = re.findall(r"```python\n(.*?)```.*?```\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     number = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
     names: dict[str, object] = {}
     torch.manual_seed(0)

@@ -14,11 +14,11 @@ BEGINNINGS = re.compile(r"(What|Whether|Which|How|Where|The same)\b")
 """Words after which the reader still does not know what comes back."""
 
 VAGUE = {"found", "given", "told", "made", "things", "none", "rest", "said", "asked", "dear", "strange", "heard"}
-"""Names that say nothing about what they hold."""
+"""Names that say nothing about what they hold, and words that only we understood: a slow check was "dear"."""
 
 
 def unclear_first_lines(module: Module) -> list[Text]:
-    """First lines with such a beginning, or of more than 15 words."""
+    """First lines that begin with one of ``BEGINNINGS``, or have more than 15 words."""
     return [t for t in texts.first_lines(module) if BEGINNINGS.match(t.text) or len(t.text.split()) > 15]
 
 
@@ -47,7 +47,7 @@ def test_first_lines_and_names_are_clear(module: Module) -> None:
 def test_an_unclear_first_line_is_listed(docstring: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = texts.everywhere()[0]
     for source in (f'def f():\n    """{docstring}"""', f'X = 1\n"""{docstring}"""'):
-        monkeypatch.setitem(vars(module), "tree", ast.parse(source))
+        monkeypatch.setitem(vars(module), "tree", ast.parse(source))  # where a cached property keeps its value
         assert len(unclear_first_lines(module)) == 1
 
 

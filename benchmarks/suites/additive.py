@@ -49,20 +49,21 @@ def case(settings: Settings, n: int, mode: str) -> Case:
         def rows_of(row_indices: Tensor, query: Tensor, *others: Tensor) -> Tensor:
             return eager(query[:, row_indices], *others)
 
-        return exact.expected(rows_of, inputs, 3, rows, dtype=dtype, backward=mode == WITH_BACKWARD)
+        return exact.expected(rows_of, inputs, rows, batched=3, dtype=dtype, backward=mode == WITH_BACKWARD)
 
     ceiling, least = multiply_adds.limiting(settings.device, HIDDEN, FEATURES)
+    # terms count twice with backward, whose kernels compute every tanh again
     return Case(
         "additive", "additive attention", mode,
-        {"B": BATCH, "n": n, "m": n, "h": HIDDEN, "d": FEATURES}, n,
-        BATCH * n * n * HIDDEN * (1.0 if mode == FORWARD else 2.0), "terms", ceiling,
-        [
+        sizes={"B": BATCH, "n": n, "m": n, "h": HIDDEN, "d": FEATURES}, size=n,
+        work=BATCH * n * n * HIDDEN * (1.0 if mode == FORWARD else 2.0), unit="terms", ceiling=ceiling,
+        subjects=[
             Subject("eager", lambda: make_call(mode, eager, inputs), too_large),
             Subject("torch.compile", lambda: make_call(mode, compiled(eager), inputs), too_large, compiles=True),
             Subject(OURS, lambda: make_call(mode, ours, inputs), compiles=True),
             keras_layers.additive(mode, inputs, too_large),
             Subject(flexible.NAME, lambda: make_call(mode, eager, inputs), flexible.NO_DOT_PRODUCT),
         ],
-        formula, lambda results: exact.comparable(results, 3, rows), memory=True, shared=3,
+        formula=formula, comparable=lambda results: exact.comparable(results, rows, batched=3), memory=True, shared=3,
         per_unit=least, gains=True,
     )  # fmt: skip

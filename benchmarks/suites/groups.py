@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attnspec.backends import pytorch
 from benchmarks import exact
-from benchmarks.case import FORWARD, OURS, WITH_BACKWARD, Call, Case, Subject, compiled, make_call
+from benchmarks.case import ATTENTION_PASSES, FORWARD, OURS, WITH_BACKWARD, Call, Case, Subject, compiled, make_call
 from benchmarks.suites import flexible
 from benchmarks.suites.settings import Inputs, Settings
 
@@ -68,18 +68,19 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
 
     def formula(dtype: torch.dtype) -> Sequence[Tensor]:
         first = first_group(inputs)
-        return exact.expected(rows_of, first, 3, rows, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=512)
+        return exact.expected(rows_of, first, rows, batched=3, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=512)
 
     return Case(
-        SUITE, name, mode, {"B": 1, "heads": HEADS, "heads_k": HEADS_K, "n": n, "m": n, "d": FEATURES}, n,
-        4.0 * HEADS * n * n * FEATURES * (1.0 if mode == FORWARD else 3.5), "FLOP", "matmul",
-        [
+        SUITE, name, mode, sizes={"B": 1, "heads": HEADS, "heads_k": HEADS_K, "n": n, "m": n, "d": FEATURES}, size=n,
+        work=4.0 * HEADS * n * n * FEATURES * ATTENTION_PASSES[mode], unit="FLOP", ceiling="matmul",
+        subjects=[
             Subject(F_SDPA, lambda: make_call(mode, dispatched, inputs)),
             Subject("math", lambda: make_call(mode, math, inputs)),
             flexibly(mode, inputs, causal, window),
             Subject(OURS, lambda: make_call(mode, ours, inputs)),
         ],
-        formula, lambda results: exact.comparable(first_group(results), 3, rows), baseline=F_SDPA,
+        formula=formula, comparable=lambda results: exact.comparable(first_group(results), rows, batched=3),
+        baseline=F_SDPA,
     )  # fmt: skip
 
 
@@ -137,8 +138,8 @@ def step(settings: Settings, m: int, group: int, dtype: torch.dtype) -> Case:
     name = str(dtype).removeprefix("torch.")
     return Case(
         SUITE, f"step, {name}", FORWARD,
-        {"B": batch, "heads": heads, "heads_k": STEP_HEADS_K, "m": m, "d": STEP_FEATURES}, m,
-        float(key.nbytes + value.nbytes), "B", "memory",
-        [Subject(label, partial(make_call, FORWARD, compute, inputs)) for label, compute in rivals],
-        formula, lambda results: [x[:1] for x in results], baseline=F_SDPA, precision=dtype,
+        sizes={"B": batch, "heads": heads, "heads_k": STEP_HEADS_K, "m": m, "d": STEP_FEATURES}, size=m,
+        work=float(key.nbytes + value.nbytes), unit="B", ceiling="memory",
+        subjects=[Subject(label, partial(make_call, FORWARD, compute, inputs)) for label, compute in rivals],
+        formula=formula, comparable=lambda results: [x[:1] for x in results], baseline=F_SDPA, precision=dtype,
     )  # fmt: skip

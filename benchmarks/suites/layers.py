@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch import nn
 from benchmarks import exact
-from benchmarks.case import FORWARD, OURS, WITH_BACKWARD, Call, Case, Subject, forward, forward_backward
+from benchmarks.case import FORWARD, OURS, PASSES, WITH_BACKWARD, Call, Case, Subject, forward, forward_backward
 from benchmarks.suites.multihead import heads
 from benchmarks.suites.settings import Inputs, Settings
 
@@ -163,14 +163,15 @@ def case(settings: Settings, n: int, name: str, layer: Layer, mode: str) -> Case
             return layer.formula(x, *weights)[:, row_indices]
 
         inputs = (x, *weights)
-        return exact.expected(rows_of, inputs, 1, rows, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=n)
+        return exact.expected(rows_of, inputs, rows, batched=1, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=n)
 
     return Case(
-        "layers", name, mode, {"B": BATCH, "n": n, "d": WIDTH}, n,
-        layer.work(n) * (1.0 if mode == FORWARD else 3.0), "FLOP", "matmul",
-        [
+        "layers", name, mode, sizes={"B": BATCH, "n": n, "d": WIDTH}, size=n,
+        work=layer.work(n) * PASSES[mode], unit="FLOP", ceiling="matmul",
+        subjects=[
             Subject("torch.nn", lambda: make_layer_call(layer.call, layer.theirs, layer.rearrange)),
             Subject(OURS, lambda: make_layer_call(layer.ours, layer.ours, lambda gradients: gradients)),
         ],
-        formula, lambda results: exact.comparable(results, 1, rows), baseline="torch.nn", shared=len(weights),
+        formula=formula, comparable=lambda results: exact.comparable(results, rows, batched=1),
+        baseline="torch.nn", shared=len(weights),
     )  # fmt: skip

@@ -11,6 +11,7 @@ from benchmarks import exact
 from benchmarks.case import (
     FORWARD,
     OURS,
+    PASSES,
     WITH_BACKWARD,
     Call,
     Case,
@@ -81,18 +82,18 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
                 scores = scores.masked_fill(torch.arange(n, device=x.device) > row_indices[:, None], float("-inf"))
             return F.linear((torch.softmax(scores, -1) @ value).transpose(1, 2).flatten(-2), w_o)
 
-        return exact.expected(rows_of, inputs, 1, rows, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=1024)
+        return exact.expected(rows_of, inputs, rows, batched=1, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=1024)
 
     work = 8.0 * BATCH * n * WIDTH**2 + 4.0 * BATCH * n * n * WIDTH
     return Case(
-        "multihead", name, mode, {"B": BATCH, "heads": HEADS, "n": n, "d": WIDTH}, n,
-        work * (1.0 if mode == FORWARD else 3.0), "FLOP", "matmul",
-        [
+        "multihead", name, mode, sizes={"B": BATCH, "heads": HEADS, "n": n, "d": WIDTH}, size=n,
+        work=work * PASSES[mode], unit="FLOP", ceiling="matmul",
+        subjects=[
             Subject("eager", lambda: make_call(mode, eager, inputs)),
             Subject("torch.compile", lambda: make_call(mode, compiled(eager), inputs), compiles=True),
             Subject("nn.MultiheadAttention", layer),
             keras_layers.multi_head(mode, inputs, causal),
             Subject(OURS, lambda: make_call(mode, ours, inputs)),
         ],
-        formula, lambda results: exact.comparable(results, 1, rows), shared=4,
+        formula=formula, comparable=lambda results: exact.comparable(results, rows, batched=1), shared=4,
     )  # fmt: skip

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.case import FORWARD, OURS, Call, Case, Subject, forward, forward_backward, make_call
+from benchmarks.case import FORWARD, OURS, PASSES, Call, Case, Subject, forward, forward_backward, make_call
 from benchmarks.exact import cotangent
 
 
 @dataclass(frozen=True)
 class Rival:
-    """Another way to compute the function, with its own copy of the weights."""
+    """Another way to compute the function: of its data alone, with a copy of the weights of its own."""
 
     compute: Callable[..., Tensor]
     weights: Sequence[Tensor]
@@ -22,7 +22,10 @@ class Rival:
 
 @dataclass(frozen=True)
 class Function:
-    """A function of data and weights: ours, formula and rivals; ``work`` is FLOP forward."""
+    """A function of data and weights: ours, formula and rivals, the first of them the baseline.
+
+    Data has a batch dimension; weights have none. ``work`` is FLOP forward.
+    """
 
     ours: Callable[..., Tensor]
     formula: Callable[..., Tensor]
@@ -52,10 +55,11 @@ def case(suite: str, name: str, mode: str, sizes: Mapping[str, int], size: int, 
         return Subject(name, lambda: make_rival_call(rival))
 
     return Case(
-        suite, name, mode, sizes, size, f.work * (1.0 if mode == FORWARD else 3.0), "FLOP", "matmul",
-        [
+        suite, name, mode, sizes=sizes, size=size, work=f.work * PASSES[mode], unit="FLOP", ceiling="matmul",
+        subjects=[
             *(subject(name, rival) for name, rival in f.rivals.items()),
             Subject(OURS, lambda: make_call(mode, f.ours, inputs)),
         ],
-        exact, lambda results: [x.detach() for x in results], baseline=next(iter(f.rivals)), shared=len(f.weights),
+        formula=exact, comparable=lambda results: [x.detach() for x in results],
+        baseline=next(iter(f.rivals)), shared=len(f.weights),
     )  # fmt: skip

@@ -150,7 +150,9 @@ def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, 
         def rows_of(row_indices: Tensor, query: Tensor, *others: Tensor, mask: Tensor | None = None) -> Tensor:
             return whole(query[:, row_indices], *others, mask=mask)
 
-        return exact.expected(rows_of, inputs, 3, rows, dtype=precision, backward=mode == WITH_BACKWARD, mask=mask)
+        return exact.expected(
+            rows_of, inputs, rows, batched=3, dtype=precision, backward=mode == WITH_BACKWARD, mask=mask
+        )
 
     whole = RIVALS[operation]["eager"]
     too_large = ""
@@ -170,7 +172,8 @@ def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, 
         shared, (ceiling, least) = 3, multiply_adds.limiting(settings.device, h, d)
     name = f"{operation} {dtype} {size}" + ", padding" * padding + f", {values}" * bool(values)
     return Case(
-        SUITE, name, mode, {"B": batch, "n": n, "m": m, "h": h} | ({"d": d} if features else {}), n,
-        batch * n * m * h * (1.0 if mode == FORWARD else 2.0), "terms", ceiling, subjects, formula,
-        lambda results: exact.comparable(results, 3, rows), shared=shared, per_unit=least, precision=DTYPES[dtype],
+        SUITE, name, mode, sizes={"B": batch, "n": n, "m": m, "h": h} | ({"d": d} if features else {}), size=n,
+        work=batch * n * m * h * (1.0 if mode == FORWARD else 2.0), unit="terms", ceiling=ceiling, subjects=subjects,
+        formula=formula, comparable=lambda results: exact.comparable(results, rows, batched=3), shared=shared,
+        per_unit=least, precision=DTYPES[dtype],
     )  # fmt: skip

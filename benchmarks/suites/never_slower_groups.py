@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnspec.backends import pytorch
 from benchmarks import exact
-from benchmarks.case import FORWARD, OURS, WITH_BACKWARD, Case, Subject, make_call
+from benchmarks.case import ATTENTION_PASSES, FORWARD, OURS, WITH_BACKWARD, Case, Subject, make_call
 from benchmarks.suites.groups import HEADS, HEADS_K, first_group, flexibly
 from benchmarks.suites.settings import Inputs, Settings
 
@@ -76,7 +76,9 @@ def case(suite: str, settings: Settings, size: tuple[int, int, int, int], dtype:
                 scores = scores.masked_fill(torch.arange(m) > torch.arange(n)[row_indices][:, None], -torch.inf)
             return torch.softmax(scores, -1) @ value
 
-        return exact.expected(rows_of, first_group(inputs), 3, rows, dtype=precision, backward=mode == WITH_BACKWARD)
+        return exact.expected(
+            rows_of, first_group(inputs), rows, batched=3, dtype=precision, backward=mode == WITH_BACKWARD
+        )
 
     rivals = {"eager": eager, "F.sdpa": dispatched, "math": math, OURS: ours}
     subjects = [
@@ -86,9 +88,9 @@ def case(suite: str, settings: Settings, size: tuple[int, int, int, int], dtype:
     if n * m >= COMPILED and not settings.quick:
         subjects.insert(3, flexibly(mode, inputs, causal, None))
     name = f"groups {dtype} {size}" + ", causal" * causal
-    work = 4.0 * batch * HEADS * n * m * d * (1.0 if mode == FORWARD else 3.5)
+    work = 4.0 * batch * HEADS * n * m * d * ATTENTION_PASSES[mode]
     return Case(
-        suite, name, mode, {"B": batch, "heads": HEADS, "heads_k": HEADS_K, "n": n, "m": m, "h": d}, n, work, "FLOP",
-        "matmul", subjects, formula, lambda results: exact.comparable(first_group(results), 3, rows),
-        precision=DTYPES[dtype],
+        suite, name, mode, sizes={"B": batch, "heads": HEADS, "heads_k": HEADS_K, "n": n, "m": m, "h": d}, size=n,
+        work=work, unit="FLOP", ceiling="matmul", subjects=subjects, formula=formula,
+        comparable=lambda results: exact.comparable(first_group(results), rows, batched=3), precision=DTYPES[dtype],
     )  # fmt: skip

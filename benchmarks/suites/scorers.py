@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnspec.backends import pytorch
 from benchmarks import exact
-from benchmarks.case import FORWARD, OURS, WITH_BACKWARD, Case, Subject, compiled, make_call
+from benchmarks.case import FORWARD, OURS, PASSES, WITH_BACKWARD, Case, Subject, compiled, make_call
 from benchmarks.suites import flexible, keras_layers
 from benchmarks.suites.settings import Inputs, Settings
 
@@ -92,7 +92,9 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
         def rows_of(row_indices: Tensor, query: Tensor, *others: Tensor) -> Tensor:
             return chosen.formula(query[:, row_indices], *others)
 
-        return exact.expected(rows_of, inputs, chosen.batched, rows, dtype=dtype, backward=mode == WITH_BACKWARD)
+        return exact.expected(
+            rows_of, inputs, rows, batched=chosen.batched, dtype=dtype, backward=mode == WITH_BACKWARD
+        )
 
     def subjects() -> Iterator[Subject]:
         yield Subject("eager", lambda: make_call(mode, chosen.formula, inputs))
@@ -113,8 +115,9 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
         )
 
     return Case(
-        "scorers", name, mode, {"B": BATCH, "n": n, "m": n, "d": FEATURES}, n,
-        chosen.flops * (1.0 if mode == FORWARD else 3.0), "FLOP", "matmul",
-        list(subjects()), formula, lambda results: exact.comparable(results, chosen.batched, rows),
+        "scorers", name, mode, sizes={"B": BATCH, "n": n, "m": n, "d": FEATURES}, size=n,
+        work=chosen.flops * PASSES[mode], unit="FLOP", ceiling="matmul",
+        subjects=list(subjects()), formula=formula,
+        comparable=lambda results: exact.comparable(results, rows, batched=chosen.batched),
         shared=len(inputs) - chosen.batched,
     )  # fmt: skip

@@ -44,14 +44,14 @@ def case(settings: Settings, m: int, width: int) -> Case:
 
     return Case(
         "step", f"decoding step, d_v={width}", FORWARD,
-        {"B": BATCH, "m": m, "h": HIDDEN, "d_v": width}, m,
-        4.0 * BATCH * m * (HIDDEN + width), "B", "memory",
-        [
+        sizes={"B": BATCH, "m": m, "h": HIDDEN, "d_v": width}, size=m,
+        work=4.0 * BATCH * m * (HIDDEN + width), unit="B", ceiling="memory",
+        subjects=[
             Subject("eager", lambda: forward(eager, (query,))),
             Subject("torch.compile", lambda: forward(compiled(eager), (query,)), compiles=True),
             Subject(OURS, ours),
             Subject("keras", ours, keras_layers.absent() or "its layers project keys anew in every call"),
             Subject(flexible.NAME, ours, flexible.NO_DOT_PRODUCT),
         ],
-        formula, lambda results: results,
+        formula=formula, comparable=lambda results: results,
     )  # fmt: skip

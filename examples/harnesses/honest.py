@@ -20,11 +20,11 @@ NOT_OFFERED = ("No viable backend", "No available kernel")
 
 @dataclass(frozen=True)
 class Honest:
-    """A correct kernel; its precision class is ``precision`` + dtype, or the default."""
+    """A correct kernel; its precision class is ``precision_prefix`` + dtype, or the default."""
 
     name: str
     output: Callable[[Call], Tensor]
-    precision: str = ""
+    precision_prefix: str = ""
 
 
 class NotOffered(Exception):

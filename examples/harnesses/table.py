@@ -115,7 +115,7 @@ def judge_setting(harness: Harness, title: str, call: Call) -> Setting:
             output = h.output(call)
         except NotOffered:
             continue
-        precision = f"{h.precision}{dtype}" if h.precision and dtype != "float32" else None
+        precision = f"{h.precision_prefix}{dtype}" if h.precision_prefix and dtype != "float32" else None
         honest[h.name] = both(h.name, call.work, output, precision, right=True)
     return Setting(title, wrong, honest)
 
@@ -151,10 +151,10 @@ def cheapest(verdicts: Verdicts | None) -> tuple[str, str, str]:
 
 
 def matrix(
-    title: str, names: Sequence[str], settings: Sequence[Setting], verdicts: Sequence[Mapping[str, Verdicts]], no: str
+    title: str, names: Sequence[str], settings: Sequence[Setting], columns: Sequence[Mapping[str, Verdicts]], blank: str
 ) -> list[str]:
-    """Return the lines of a table of verdicts by name and setting."""
-    cells = ([f[name].cell if name in f else no for f in verdicts] for name in names)
+    """Return the lines of a table of verdicts; ``blank`` stands for none, rows of only — are omitted."""
+    cells = ([f[name].cell if name in f else blank for f in columns] for name in names)
     return [
         *head(title, *(s.title for s in settings)),
         *(row(name, *c) for name, c in zip(names, cells, strict=True) if set(c) != {"—"}),

@@ -3,7 +3,7 @@
 import os
 
 WITHHELD = {"avx2": ("avx512", "avx10", "amx"), "avx512": ("amx",)}
-"""Prefixes of CPU features hidden from LLVM, by the value of ATTNSPEC_TEST_INSTRUCTIONS."""
+"""Prefixes of CPU features hidden from LLVM, by ATTNSPEC_TEST_INSTRUCTIONS, the widest instruction set left."""
 
 if forced := os.environ.get("ATTNSPEC_TEST_INSTRUCTIONS"):
     import llvmlite.binding as llvm

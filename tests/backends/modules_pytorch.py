@@ -1,6 +1,7 @@
-"""The PyTorch backend through its modules: each is made of the sizes that the weights have, and given the weights.
+"""The PyTorch backend through its modules, which ``test_judged.py`` judges.
 
-Weights replace the parameters for the call, by the names of the state dict, so that gradients come back to the caller.
+Each call makes a module and replaces its parameters, by the names of the state dict, by the weights of the call, so
+that gradients come back to the caller.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ def through(module: torch.nn.Module, weights: Mapping[str, Any], *inputs: Any, *
 
 def through_record(make: Callable[[Any], torch.nn.Module], record: Any, *inputs: Any, **options: Any) -> Any:
     """The result of the module that is made of a record, with the record's weights."""
+    # paths in a tuple of layers begin with an index: [0].attention.w_q is the module's layers.0.attention.w_q
     root = "layers" if isinstance(record, tuple) else ""
     weights = {f"{root}{path}" if root else path.lstrip("."): x for path, x in flatten(record).items()}
     return through(make(record), weights, *inputs, **options)
@@ -68,7 +70,8 @@ def multi_head_additive_attention(
     w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, a_q: Tensor, a_k: Tensor, a_v: Tensor, **options: Any,
 ) -> Any:  # fmt: skip
     weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "a_q": a_q, "a_k": a_k, "a_v": a_v}
-    return through(nn.MultiHeadAdditiveAttention(1, 1, 1), weights, query, key, value, **options)
+    module = nn.MultiHeadAdditiveAttention(1, 1, 1)  # of any sizes: all its parameters are replaced
+    return through(module, weights, query, key, value, **options)
 
 
 def bahdanau_context(state: Tensor, annotations: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **options: Any) -> Any:

@@ -113,7 +113,7 @@ def test_lengths_of_keys_out_of_range_raise() -> None:
         backend.grouped_query_attention(draw(4, 3, 8), draw(2, 5, 8), draw(2, 5, 6), key_lengths=jnp.array(6))
 
 
-def test_the_logarithms_of_jax_have_no_gradients() -> None:
+def test_the_backend_omits_the_logarithms_of_jax_since_they_have_no_gradients() -> None:
     query, key = draw(2, 3, 4, 8), draw(2, 3, 4, 8)
 
     def logarithms(query: jax.Array) -> jax.Array:

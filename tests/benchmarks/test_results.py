@@ -215,7 +215,7 @@ def test_every_entry_of_a_batch_is_computed_under_its_own_mask() -> None:
     mask = torch.tensor([[1, 0, 1], [0, 0, 1]], dtype=torch.bool)[..., None].expand(2, 3, 4)
     rows = torch.tensor([0, 1])
     out, of_query, of_w = exact.expected(
-        formula, inputs, 1, rows, dtype=torch.float64, backward=True, chunk=2, mask=mask
+        formula, inputs, rows, batched=1, dtype=torch.float64, backward=True, chunk=2, mask=mask
     )
     assert out[0, :, 0].tolist() == [1, 0]
     assert of_query[0, :, 0].tolist() == [1, 0, 1]

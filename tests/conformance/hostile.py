@@ -26,6 +26,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 WRONG = RIGHT.replace("return query", "return 1.5 * query")
 
 WRONG_BY_METHODS = WRONG.replace("np.swapaxes(key, -1, -2)", "key.swapaxes(-1, -2)")
+"""``WRONG`` without functions of NumPy, since the next two backends replace those."""
 
 PATCHING = (
     WRONG_BY_METHODS
@@ -56,7 +57,7 @@ def forge():
             if isinstance(x, types.FunctionType) and not name.startswith("_"):
                 setattr(module, name, silent(x))
             if name in ("attempt", "attempt_once"):
-                setattr(module, name, always((None, True, 0.0, 0)))
+                setattr(module, name, always((None, True, 0.0, 0)))  # no violation, error ratio 0, all judged
             if name in ("unexpected", "violated_by_numbers", "unexpected_passes"):
                 setattr(module, name, always([]))
     np.abs = np.absolute = np.subtract = lambda x, *args, **kwargs: np.zeros(np.shape(x))
@@ -146,6 +147,7 @@ def dot_scores(query, key):
     time.sleep(0.2)
     return query
 """
+"""A backend's end that writes to all pipes; tests replace ``{bytes}`` by a literal such as ``b"x"``."""
 
 
 def before_each_call(code: str) -> str:

@@ -285,7 +285,7 @@ def epsilon_of_bert(x: Numbers, parameters: Numbers) -> Numbers:
     return normalized(x, parameters, x.var(-1, keepdims=True), 1e-12)
 
 
-@register("ε beside the standard deviation", operation="layer_norm")
+@register("ε beside the standard deviation", "ε outside of the root", operation="layer_norm")
 def epsilon_outside(x: Numbers, parameters: Numbers) -> Numbers:
     """(x − x̄)/(s + ε)."""
     p, s = parameters, x.std(-1, keepdims=True)

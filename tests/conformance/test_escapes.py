@@ -20,7 +20,7 @@ from .escaping import Attention, LayerNorm, Softmax
 from .showing import ESCAPES, Escape
 
 CORRECT = {"scaled_dot_product_attention": Attention, "layer_norm": LayerNorm, "softmax": Softmax}
-"""The correct implementations from which the wrong ones are derived, by operation."""
+"""By operation, the correct class of ``escaping.py``; the wrong ones there are its subclasses."""
 
 each_escape = pytest.mark.parametrize(("wrong", "escape"), ESCAPES.items(), ids=[wrong.__name__ for wrong in ESCAPES])
 
@@ -40,6 +40,7 @@ def test_the_correct_implementations_conform(operation: str) -> None:
 
 @each_escape
 def test_every_escape_gives_a_wrong_result(wrong: Any, escape: Escape) -> None:
+    # `reveal` makes the call of ``showing.py`` whose result shows the error
     result, expected = escape.reveal(wrong()), escape.reveal(CORRECT[escape.operation]())
     assert ((result.isnan() != expected.isnan()) | ((result - expected).abs() > 0.01)).any()
 

@@ -390,6 +390,7 @@ LSTM = inputs("lstm_cell").values_by_name["parameters"]
 
 @pytest.mark.parametrize(("arguments", "options", "error", "message"), [
     (("sdpa", *[ONES] * 4), {}, ValueError, "judge: expected one of scaled_dot_product_attention, "),
+    ((SDPA, *[ONES] * 4), {"key_lengths": 3}, TypeError, f"{SDPA}: expected .*grouped_query_attention has key_lengths"),
     ((SDPA, *[ONES] * 4), {"casual": True}, TypeError, f"{SDPA}: expected one of query, key, value, mask, causal"),
     ((SDPA, *[ONES] * 4), {"query": ONES}, TypeError,
      f"{SDPA}: query: expected one value; got one by position and one by name"),
@@ -399,7 +400,7 @@ LSTM = inputs("lstm_cell").values_by_name["parameters"]
     ((SDPA, *[ONES] * 2, ONES[:, :2], ONES), {}, ShapeError, f"{SDPA}: key: expected "),
     ((SDPA, "none", *[ONES] * 3), {}, TypeError, f"{SDPA}: output: expected an array, by DLPack or .*; got str"),
     ((SDPA, ONES, ONES.astype(np.float64), ONES, ONES), {}, TypeError,
-     f"{SDPA}: expected floats in one of float64, .*; got query in float64, key in float32, value in float32"),
+     f"{SDPA}: expected floats of a single dtype, one of .*; got query in float64, key in float32, value in float32"),
     ((SDPA, *[ONES] * 4), {"precision": "exact"}, ValueError, "expected .*; got 'exact'"),
     ((SDPA, *[ONES] * 4), {"semantics": {"fully_masked": "one"}}, ValueError, "semantics fully_masked: expected"),
     ((len, ONES), {}, TypeError, "judge: expected the name of an operation; got builtin_function_or_method"),

@@ -410,7 +410,7 @@ def test_bias_slopes_and_sinks_may_be_in_float32(dtype: str) -> None:
     output = output.astype(narrow if dtype != "float8_e4m3fn" else np.float16)
     assert judge(GROUPS, (output, logarithms), **arguments, **added)
     assert not judge(GROUPS, (output, logarithms), **arguments, **(added | {"sinks": 2 * added["sinks"]}))
-    message = f"{GROUPS}: expected floats in one of float64, .*, sinks in float64"
+    message = f"{GROUPS}: expected floats of a single dtype, one of float64, .*, sinks in float64"
     with pytest.raises(TypeError, match=message):
         judge(GROUPS, (output, logarithms), **arguments, **(added | {"sinks": added["sinks"].astype(np.float64)}))
 

@@ -3,11 +3,16 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from attnspec import reference
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.heads import divided_sizes, heads_divide_width
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import Case, governing_laws, judge
+from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.spec import OPERATIONS, Limits
 
 STRICT = """
@@ -101,3 +106,14 @@ def test_examples_have_heads_that_divide_the_width(name: str, head_sizes: tuple[
         heads_divide_width(example.arguments(operation, "float64"), limits)
         for example in corners(operation, Limits(), seed=0, most=8, work=2.0**12)
     )
+
+
+OPTIONS = "operation.options-have-effect"
+
+
+@pytest.mark.parametrize("longest", [1, 2])
+@pytest.mark.parametrize("name", [o.name for o in OPERATIONS.values() if OPTIONS in governing_laws(o) and o.lengths])
+def test_options_are_judged_within_short_limits(name: str, longest: int) -> None:
+    backend = SimpleNamespace(name="short", limits={"max_length": longest}, **{name: getattr(reference, name)})
+    case = Case(name, "float32", (OPTIONS,), laws_selected=True)
+    assert not [r for r in judge(backend, Contract.of(backend), case, PROFILES["quick"]) if r.violates or r.unchecked]

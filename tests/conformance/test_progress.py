@@ -15,11 +15,11 @@ from attnspec.conformance.running import progress
 def test_progress_is_printed_every_ten_seconds(
     seconds: tuple[int, ...], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0]
-    monkeypatch.setattr("time.monotonic", lambda: now[-1])
+    readings = [0]  # of the clock: the last one is the time
+    monkeypatch.setattr("time.monotonic", lambda: readings[-1])
     output = io.StringIO()
     bar = progress.Bar(Console(file=output), "judging", total=3)
     for count, second in enumerate(seconds, 1):
-        now.append(second)
+        readings.append(second)
         bar.count(f"{count} of 3")
     assert output.getvalue().splitlines() == expected

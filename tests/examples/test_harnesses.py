@@ -126,7 +126,7 @@ def test_the_judge_accepts_every_honest_attention(honest: Honest, causal: bool, 
         assert honest.name in ("PyTorch, flash", "PyTorch, memory-efficient")
         return
     assert output.dtype == dtype
-    assert judged(output, of, "eager-bfloat16" if honest.precision and dtype == torch.bfloat16 else None)
+    assert judged(output, of, "eager-bfloat16" if honest.precision_prefix and dtype == torch.bfloat16 else None)
 
 
 @pytest.mark.parametrize("causal", [False, True])

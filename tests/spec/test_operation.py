@@ -13,7 +13,10 @@ from attnspec.spec.contract.tree import Leaf
 
 
 def declared(protocol: Any, name: str = "", **declaration: Any) -> Operation:
-    """The operation that a Protocol describes, which leaves the registry at once."""
+    """The operation that a Protocol describes, which leaves the registry at once.
+
+    ``declaration`` are options of `attnspec.spec.operation`, such as ``features``, which are explained there.
+    """
     name = name or protocol.__name__.lower()
     operation(name, **{"chapter": "transformer", "formula": "", "sources": [], **declaration})(protocol)
     return _OPERATIONS.pop(name)
@@ -180,12 +183,12 @@ def test_every_size_has_an_axis() -> None:
     assert [recur.axis(s) for s in recur.sizes] == [Axis.TIME, Axis.VOCABULARY, Axis.WIDTH, Axis.HIDDEN, Axis.LAYER]
     assert recur.axis("layers[1].h") is Axis.HIDDEN
     assert attend.sizes_of(Axis.FEATURE) == ("d_q", "d_k", "d_v")
-    assert recur.sizes_of(Axis.LAYER) == ()
+    assert recur.sizes_of(Axis.LAYER) == ()  # depth counts the items of a tuple and is no axis of an array
     with pytest.raises(KeyError):
         attend.axis("z")
 
 
-def test_nonempty_sizes_are_at_least_1() -> None:
+def test_positions_may_be_empty_unless_declared_nonempty_and_features_may_not() -> None:
     assert [attend.least(size) for size in ("n", "m", "h")] == [0, 0, 1]
     assert [declared(Attend, nonempty="m").least(size) for size in ("n", "m", "h")] == [0, 1, 1]
 
@@ -331,9 +334,8 @@ def test_a_causal_mask_has_no_order_free_sizes() -> None:
 def test_declared_values_are_kept() -> None:
     assert recur.features == ("norm=pre", "last_c")
     assert recur.results == ("outputs", "last_h", "last_c")
-    assert declared(Attend, pooled="meaning", linear="meaning", scores_scale_with={"u": 2.0}).scores_scale_with == {
-        "u": 2.0
-    }
+    scaling = declared(Attend, scores_scale_with={"u": 2.0})  # scores double if u is multiplied by 2²
+    assert scaling.scores_scale_with == {"u": 2.0}
 
 
 # The registry ---------------------------------------------------------------------------------------------------------

@@ -48,13 +48,17 @@ def excluded_pairs(
     return later if excluded is None else excluded if later is None else excluded | later
 
 
-def refuse_undivided(operation: str, path: str, weights: tuple[Tensor, Tensor, Tensor], w_o: Tensor) -> None:
-    """Raise ``ValueError`` unless heads divide the width, as PyTorch's modules assume without a check."""
+def refuse_undivided(operation: str, prefix: str, weights: tuple[Tensor, Tensor, Tensor], w_o: Tensor) -> None:
+    """Raise ``ValueError`` unless heads × features per head is the width of input and result.
+
+    PyTorch's modules assume it without a check. ``prefix``, such as ``parameters.attention.``, precedes a weight's name
+    in the message.
+    """
     for name, w in zip(("w_q", "w_k", "w_v"), weights, strict=True):
         heads, p, width = w.shape
         if width != heads * p or width != w_o.shape[0]:
             expected = f"heads × features of a head and features of the input to be {w_o.shape[0]}"
-            raise ValueError(f"{operation}: {path}{name}: expected {expected}; got {heads} × {p} and {width}")
+            raise ValueError(f"{operation}: {prefix}{name}: expected {expected}; got {heads} × {p} and {width}")
 
 
 class Attention(TorchBackend):
@@ -98,6 +102,7 @@ class Attention(TorchBackend):
         excluded = excluded_pairs(mask, causal, query, batch_sizes, key.shape[-2], heads)
         q, k, v = (flat_batch(x, batch_sizes).transpose(0, 1) for x in (query, key, value))
         joined = torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)])
+        # with is_causal PyTorch demands a mask and ignores it, so both are passed only for the causal triangle alone
         output, _ = F.multi_head_attention_forward(
             q, k, v, width, heads, joined, None, None, None, False, 0.0, w_o, None, training=False,
             need_weights=False, attn_mask=excluded, is_causal=excluded is not None and mask is None,

@@ -278,9 +278,9 @@ def _partition(outcomes: Mapping[int, bool | None]) -> tuple[list[int], list[int
 def _option_limits(subject: Subject, mark: Mark) -> dict[str, Any]:
     """Return limits of broadcasting, masks, the causal flag and features.
 
-    A limit is established by varied calls that use its option and no other: at least ``MIN_REFUSED`` of them are
-    refused, and none is accepted. Broadcasting is blamed only if one of its inputs is accepted after its batches are
-    repeated in full.
+    A limit is established by varied calls that use its option and no other, and are accepted without it: at least
+    ``MIN_REFUSED`` of them are refused, and none is accepted. Broadcasting counts as an option, without which batches
+    are repeated in full.
     """
     inputs = list(_varied_inputs(subject))
     limits: dict[str, Any] = {}
@@ -288,12 +288,11 @@ def _option_limits(subject: Subject, mark: Mark) -> dict[str, Any]:
     for name, uses in _candidates(subject):
         reduced = (_without_others(name, x) for x in inputs if uses(x))
         alone = [x for x in reduced if uses(x) and subject.in_domain(x)][:TRIED_PER_OPTION]
-        mark(FORMULA, f"calls whose only option is {name}")
+        mark(FORMULA, f"calls with no option, and with {name} alone")
         says = says_mismatched if name == "broadcasting" else says_lacking
-        outcomes = [_refused(subject, x, says) for x in alone]
+        comparable = [x for x in alone if _refused(subject, _without_others("", x)) is False]
+        outcomes = [_refused(subject, x, says) for x in comparable]
         if False in outcomes or outcomes.count(True) < MIN_REFUSED:
-            continue
-        if name == "broadcasting" and not any(_refused(subject, in_full_batches(x)) is False for x in alone):
             continue
         if name in BOOLEAN_LIMITS:
             limits[name] = False
@@ -315,7 +314,7 @@ def _varied_inputs(subject: Subject) -> Iterator[Arguments]:
 
 
 def _without_others(name: str, arguments: Arguments) -> Arguments:
-    """Return the call with the defaults of all options but one; ``broadcasting`` keeps none, and its batches."""
+    """Return the call with defaults of all options but one; ``broadcasting`` keeps only its batches."""
     kept = name.partition("=")[0]
     flag, masks = arguments.operation.flag, [leaf.path for leaf in arguments.operation.masks.values()]
     own = [flag] if kept == "causal" else masks if kept == "mask" else [kept]

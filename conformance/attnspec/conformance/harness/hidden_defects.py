@@ -1,4 +1,8 @@
-"""Common defects that given inputs hide, since results with the defect would be judged right."""
+"""Common defects that given inputs hide, since results with the defect would be judged right.
+
+A *part* is a piece of the judged call, some batch elements, heads and rows, that the oracle can afford. *Filters* find
+an error that rows share, such as a wrong scale, although it is below the budget of every number: a *shared error*.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -127,7 +131,10 @@ DEFECTS: Mapping[str, Defect] = {
 
 
 def has_tried_defects(operation: Operation) -> bool:
-    """Return True if defects are tried on an operation: one that sums over keys and has filters."""
+    """Return True if defects are tried on an operation: one that sums over keys and has filters.
+
+    Self-attention is left out: its keys are also queries, so a key cannot be dropped or added alone.
+    """
     key_axis = operation.key_size
     averages_or_sums_keys = key_axis is not None and not any(key_axis in leaf.sizes for leaf in operation.outputs)
     return averages_or_sums_keys and has_filters(operation) and not operation.attends_to_itself
@@ -164,7 +171,9 @@ def _is_hidden(ensemble: Ensemble, defect: str) -> bool:
 def _with_defect(subject: Subject, part: Part, defect: str) -> Arguments | None:
     """Return a part's arguments changed by a defect; None if the defect has no effect."""
     if defect not in OPTIONS:
+        # They drop or add keys, so causal flags and the like must be masks first: positions of keys shift.
         return DEFECTS[defect](with_explicit_positions(subject, part.arguments))
+    # Sampled rows already have options such as a window in their mask; only ``all_rows`` still has the options.
     changed = OPTIONS[defect](part.arguments if part.all_rows is None else part.all_rows)
     if changed is None or part.all_rows is None:
         return changed

@@ -48,7 +48,9 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
     values = dict(zip(names, positional, strict=False))
     for name, value in options.items():
         if name not in names:
-            raise TypeError(unknown_name(operation.name, name, names))
+            takers = [o.name for o in OPERATIONS.values() if name in o.call.names]
+            why = f", its arguments ({takers[0]} has {name})" if takers else ""
+            raise TypeError(unknown_name(operation.name, name, names, why))
         if name in values:
             raise TypeError(f"{operation.name}: {name}: expected one value; got one by position and one by name")
         values[name] = value
@@ -150,7 +152,7 @@ def option(operation: Operation, node: Option, x: Any) -> Any:
 
 
 def _title(leaf: Leaf, role: str) -> str:
-    return role if leaf.path == "result" else f"{role} {leaf.path}"
+    return role if leaf.path in ("result", role) else f"{role} {leaf.path}"
 
 
 def _floats(dtype: str) -> str:
@@ -228,7 +230,7 @@ def in_one_dtype(operation: Operation, arguments: Arguments, outputs: Results | 
     wider = {"float32"} if main_dtypes <= NARROW else set()
     if len(main_dtypes) > 1 or not main_dtypes <= set(DEFAULTS) or not set(dtypes.values()) <= main_dtypes | wider:
         got = ", ".join(f"{path} in {dtype}" for path, dtype in dtypes.items())
-        raise TypeError(f"{operation.name}: expected floats in one of {', '.join(DEFAULTS)}; got {got}")
+        raise TypeError(f"{operation.name}: expected floats of a single dtype, one of {', '.join(DEFAULTS)}; got {got}")
     return next(iter(main_dtypes)), arguments
 
 

@@ -19,10 +19,11 @@ class Check:
     """One way to check a law on one example.
 
     The function raises :class:`~attnspec.conformance.judging.violation.Violation` where the law fails, and returns
-    whether the law applies to the example. ``once``: runs once per case and makes its own inputs, with the arguments as
-    a template. ``ensemble``: estimates an error from many elements; runs on every example in 16-bit dtypes, where
-    rounding hides small errors. ``slow``: skipped in ``quick``. ``leading_dtype_only``: in ``quick``, runs at only one
-    dtype. ``name`` seeds the random draws. ``governs`` selects operations of the law; by default all.
+    whether the law applies to the example. ``once``: runs once per case, not per example, and makes its own inputs with
+    the arguments as a template. ``ensemble``: estimates an error from many elements; runs on every example in 16-bit
+    dtypes, where rounding hides small errors. ``slow``: not in ``quick``. ``leading_dtype_only``: in ``quick``, runs
+    only at one dtype, float32 if judged, to save time. ``name`` seeds the random draws. ``governs`` selects operations
+    of the law; by default all.
     """
 
     law: Law

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 UNJUDGED = "not judged: "
-"""Message prefix of laws that fail without being checked, after crashes at other laws."""
+"""Message prefix of laws that fail unchecked, after crashes or hangs at other laws."""
 
 INTERRUPTED = "interrupted"
 """Reason for no verdict: the run was interrupted from outside."""
@@ -34,8 +34,8 @@ CONTRADICTORY = "recorded as passed with an error ratio above 1: the record cont
 class Status(StrEnum):
     """The outcome of judging a law.
 
-    ``lost``: no verdict was reached. ``not-provided``: the backend lacks the operation. ``not-applicable``: no example
-    of the run concerns the law.
+    ``lost``: no verdict was reached, for a reason above or since the backend ended the process in which it was judged.
+    ``not-provided``: the backend lacks the operation. ``not-applicable``: no example of the run concerns the law.
     """
 
     PASSED = "passed"
@@ -49,10 +49,12 @@ class Status(StrEnum):
 class Result:
     """One verdict.
 
+    ``examples`` counts inputs that the law concerned, ``not_judged`` elements with budgets too wide to judge them.
     ``error_ratio`` is the largest |got − oracle| / budget; above 1 the law is violated. ``reason`` is the kind of a
-    failure, see :class:`~attnspec.conformance.judging.violation.Reason`, or why a law was not judged.
-    ``counterexample`` has the keys arguments, expected, got, budget, index and snippet. ``note`` reports problems after
-    the verdict, such as an error of attnspec during reduction; it does not change the verdict.
+    failure, see :class:`~attnspec.conformance.judging.violation.Reason`, or why there is no verdict. ``observed``, for
+    laws on choices, is the choice that the backend made. ``counterexample`` has the keys arguments, expected, got,
+    budget, index and snippet. ``note`` reports problems after the verdict, such as an error of attnspec during
+    reduction; it does not change the verdict.
 
     The fields, in this order, are the keys of a result in the JSON report.
     """
@@ -72,7 +74,7 @@ class Result:
 
     @property
     def unchecked(self) -> bool:
-        """True if attnspec reached no verdict: by an error of its own, or since every budget was too wide."""
+        """True if attnspec itself is why there is no verdict: an error of its own, or only too wide budgets."""
         return self.status is Status.LOST and self.reason in (OWN_ERROR, TOO_WIDE)
 
     def __post_init__(self) -> None:
@@ -92,13 +94,13 @@ class Result:
 
     @property
     def violates(self) -> bool:
-        """True if the backend does not conform: the law failed, or is lost for no reason outside the backend."""
-        lost = self.status is Status.LOST and not self.interrupted and not self.unchecked
-        return self.status is Status.FAILED or lost
+        """True if the backend does not conform: the law failed, or is lost because the backend ended its process."""
+        lost_by_backend = self.status is Status.LOST and not self.interrupted and not self.unchecked
+        return self.status is Status.FAILED or lost_by_backend
 
     @property
     def judged(self) -> bool:
-        """True if the law passed or is violated, which includes laws that the backend lost."""
+        """True if there is a verdict on the backend: passed or ``violates``."""
         return self.status is Status.PASSED or self.violates
 
     def as_json(self) -> dict[str, Any]:

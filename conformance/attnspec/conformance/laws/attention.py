@@ -1,4 +1,4 @@
-"""Checks of the laws of attention."""
+"""Checks of the laws of attention. Options of ``@checks``: see ``Check``."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""Checks of the laws of packed sequences and of paged caches."""
+"""Checks of the laws of packed sequences and of paged caches. Options of ``@checks``: see ``Check``."""
 
 from collections.abc import Iterator
 from itertools import pairwise

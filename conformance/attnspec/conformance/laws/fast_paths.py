@@ -1,6 +1,7 @@
 """Checks of calls that libraries often compute by special paths: long calls, one array.
 
-Results in a mode, or recorded for gradients, are compared with those of plain calls. The oracle decides if bits differ.
+Results in a mode, or recorded for gradients, must equal those of plain calls; if bits differ, the oracle decides. Short
+profiles skip long calls of models, whose ``operation.counts`` names layers. Options of ``@checks``: see ``Check``.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Check that masked keys have no weight, although kernels fill their scores with −10⁹."""
+"""Check that masked keys with scores of −10⁹ get no weight. Options of ``@checks``: see ``Check``."""
 
 from typing import Any
 

@@ -42,7 +42,7 @@ def small_gradient_call(subject: Subject, arguments: Arguments) -> GradientCall 
 
 
 def restricted_gradient_call(subject: Subject, arguments: Arguments) -> GradientCall | None:
-    """A masked, causal call with wide vectors; None if the backend has neither."""
+    """A call restricted by every accepted mask and the causal flag, with wide vectors; None if neither is accepted."""
     if not accepted_masks(subject) and not accepts_causal(subject):
         return None
     return _cached(subject, arguments, "restricted", lambda rng: restrict(subject, unmasked_call(subject, rng), rng))

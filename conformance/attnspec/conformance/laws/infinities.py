@@ -1,4 +1,4 @@
-"""Checks of inputs with NaN, and of scores and values with infinities."""
+"""Checks of inputs with NaN, and of scores and values with infinities. Options of ``@checks``: see ``Check``."""
 
 from collections.abc import Iterator
 

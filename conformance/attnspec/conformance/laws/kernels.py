@@ -1,4 +1,4 @@
-"""Checks of the laws of grouped and latent attention, positions, masks and dropout."""
+"""Checks of grouped and latent attention, positions, masks and dropout. Options of ``@checks``: see ``Check``."""
 
 from typing import Any
 

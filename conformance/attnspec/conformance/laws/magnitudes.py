@@ -1,4 +1,4 @@
-"""Check of extreme inputs: huge, subnormal, opposed, low-rank and others."""
+"""Check of extreme inputs: huge, subnormal, opposed, low-rank and others. Options of ``@checks``: see ``Check``."""
 
 from collections.abc import Callable, Mapping, Sequence
 

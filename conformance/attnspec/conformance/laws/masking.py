@@ -1,4 +1,4 @@
-"""Checks of the laws of masks, and of attention under them."""
+"""Checks of the laws of masks, and of attention under them. Options of ``@checks``: see ``Check``."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Checks of merging: attention to parts of the keys, combined by log-sum-exps."""
+"""Checks of merged attentions to parts of the keys, by their log-sum-exps. Options of ``@checks``: see ``Check``."""
 
 import numpy as np
 

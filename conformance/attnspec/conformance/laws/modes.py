@@ -1,7 +1,7 @@
 """Checks that results are the same in every mode, such as inference.
 
-A backend names its modes, each with a context in which calls are made. Modes that exist in a 16-bit dtype only, such as
-PyTorch's autocast, cast to 16 bits and may store scores in them; their budgets allow for that.
+A backend names its modes, each with a context in which calls are made. Modes of a 16-bit dtype only, such as PyTorch's
+autocast, cast to 16 bits and may store scores in them; budgets allow for that. Options of ``@checks``: see ``Check``.
 """
 
 from collections.abc import Callable, Mapping

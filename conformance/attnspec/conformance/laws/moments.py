@@ -1,4 +1,4 @@
-"""Checks of mean and variance of scores, exact over a four-wise independent design."""
+"""Checks of mean and variance of scores over a four-wise independent design. Options of ``@checks``: see ``Check``."""
 
 import numpy as np
 

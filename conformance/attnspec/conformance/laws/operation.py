@@ -1,4 +1,4 @@
-"""Checks of the laws that govern every operation."""
+"""Checks of the laws that govern every operation. Options of ``@checks``: see ``Check``."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""Checks of options and optional arrays, each alone and in pairs."""
+"""Checks of options and optional arrays, each alone and in pairs. Options of ``@checks``: see ``Check``."""
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations
@@ -61,7 +61,7 @@ def _options(subject: Subject, rng: np.random.Generator, shape: tuple[int, int])
         values[name] = True if name in flags else tried[0] if tried else complete[name]
         if name in operation.lengths:
             # Lengths are 0 and 3, in decoding 0 and 1: shorter than any tile.
-            step = 1 if shape == DECODING else 3
+            step = min(1 if shape == DECODING else 3, bare.size(operation.lengths[name]))
             values[name] = np.arange(values[name].size).reshape(values[name].shape) * step
         elif name == operation.part(ScoreEffect.SINK) and shape == DECODING:
             values[name] = subject.exact(wide(values[name]) + HIGH)

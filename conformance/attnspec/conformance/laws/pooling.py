@@ -1,4 +1,4 @@
-"""Checks of the laws of weighted sums of values."""
+"""Checks of the laws of weighted sums of values. Options of ``@checks``: see ``Check``."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Checks that calls and writes after a recorded call do not change its gradients."""
+"""Checks that later calls and writes keep the gradients of a recorded call. Options of ``@checks``: see ``Check``."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

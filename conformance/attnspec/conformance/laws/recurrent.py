@@ -1,4 +1,4 @@
-"""Checks of the laws of recurrent cells and sequences."""
+"""Checks of the laws of recurrent cells and sequences. Options of ``@checks``: see ``Check``."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""Checks of rows without attendable keys, for backends that declare NaN or averages."""
+"""Checks of rows without attendable keys, where NaN or averages are declared. Options of ``@checks``: see ``Check``."""
 
 import numpy as np
 

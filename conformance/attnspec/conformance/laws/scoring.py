@@ -1,4 +1,4 @@
-"""Checks of the laws of scores."""
+"""Checks of the laws of scores. Options of ``@checks``: see ``Check``."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Checks of the laws of greedy decoding and of beam search."""
+"""Checks of the laws of greedy decoding and of beam search. Options of ``@checks``: see ``Check``."""
 
 import numpy as np
 

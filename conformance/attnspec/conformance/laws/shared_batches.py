@@ -1,4 +1,4 @@
-"""Check of arrays that batch elements or heads share: dimensions absent or of size 1."""
+"""Check of arrays shared by batch or heads: dimensions absent or of size 1. Options of ``@checks``: see ``Check``."""
 
 from collections.abc import Iterator, Mapping
 

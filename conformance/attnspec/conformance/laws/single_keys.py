@@ -1,4 +1,4 @@
-"""Filters that detect a single key lost, or wrongly counted, among thousands.
+"""Filters that detect a single key lost, or wrongly counted, among thousands. Options of ``@checks``: see ``Check``.
 
 A weight of key j that is too large by ε moves the result o by ε(v_j − o) towards the value v_j. The filter estimates
 ε relative to the mean weight 1/m: −1 if a key of mean weight is lost, 1 if such a key counts although it is masked.

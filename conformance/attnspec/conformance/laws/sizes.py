@@ -1,7 +1,7 @@
 """Checks of calls that are large in one or two sizes, small in others.
 
-Kernels change path with size, and so do their errors. Most calls are small in all other sizes, so that the oracle is
-affordable. Models, whose ``operation.counts`` names numbers of layers, cost most and get fewer calls.
+Kernels change path with size, and so do their errors. Most calls are small in all other sizes: the oracle is slow.
+Models, whose ``operation.counts`` names layers, are slowest and get fewer calls. Options of ``@checks``: see ``Check``.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -2,7 +2,7 @@
 
 σ is at least the standard deviation of the roundings in a number. So t_b, the mean of (error/σ)² over the numbers of
 batch element b, has an expectation of at most 1. Different elements err independently. So the mean of all t_b exceeds 1
-by no more than 8 of its standard errors, which are estimated from the t_b.
+by no more than 8 of its standard errors, which are estimated from the t_b. Options of ``@checks``: see ``Check``.
 """
 
 import numpy as np

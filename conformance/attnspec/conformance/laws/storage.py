@@ -1,4 +1,4 @@
-"""Checks of memory layouts, and of state that a call leaves to the next."""
+"""Checks of memory layouts, and of state that a call leaves to the next. Options of ``@checks``: see ``Check``."""
 
 from collections.abc import Iterator, Sequence
 from itertools import cycle

@@ -1,4 +1,4 @@
-"""Checks of recorded calls: their results and their gradients."""
+"""Checks of recorded calls: their results and their gradients. Options of ``@checks``: see ``Check``."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, cast

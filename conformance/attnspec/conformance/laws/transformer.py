@@ -1,4 +1,4 @@
-"""Checks of the laws of transformers."""
+"""Checks of the laws of transformers. Options of ``@checks``: see ``Check``."""
 
 from typing import TypeAlias
 

@@ -1,4 +1,7 @@
-"""Checks of ``vjp``, one backward pass per call: its cotangents, layouts and memory."""
+"""Checks of ``vjp``'s cotangents, layouts and memory; each runs once per case, in ``quick`` at one dtype.
+
+Models, whose ``operation.counts`` names numbers of layers, are slow and get fewer calls in short profiles.
+"""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -75,17 +78,18 @@ def cotangent_strides(subject: Subject, arguments: Arguments, rng: np.random.Gen
         if other_call is not None:
             _compare_layout(subject, other_call, _one_row)
     _compare_many_rows(subject, rng)
-    if subject.dtype not in NARROW:
+    if subject.dtype not in NARROW:  # strides are read alike in all dtypes; 16-bit budgets are widest and show least
         for summed_call in _calls_of_summed_results(subject, arguments):
             _compare_layout(subject, summed_call, _one_number)
     return True
 
 
 def _calls_of_summed_results(subject: Subject, arguments: Arguments) -> Iterator[GradientCall]:
-    """Calls with cotangents of ones, for the gradients of the sum of results."""
-    wide = restricted_gradient_call(subject, arguments)
-    calls = [small_gradient_call(subject, arguments) if wide is None else wide]
-    if wide is not None and (subject.effort.slow or subject.operation.linear):
+    """Calls with cotangents of ones, as of ``result.sum()``: under masks if any are accepted, and long."""
+    restricted = restricted_gradient_call(subject, arguments)
+    calls = [small_gradient_call(subject, arguments) if restricted is None else restricted]
+    # Short profiles add the long call only if values enter linearly: it then has enough columns to fill a tile.
+    if restricted is not None and (subject.effort.slow or subject.operation.linear):
         calls.append(long_gradient_call(subject, arguments))
     for call in calls:
         if call is not None:

@@ -20,7 +20,7 @@ from attnspec.conformance.judging.results import UNJUDGED, Result, Status, json_
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.matrix.cells import DIRECTIONS, Cell, Matrix, Row, State, Violation
 from attnspec.conformance.matrix.confirming import confirm
-from attnspec.conformance.matrix.messages import without_paths
+from attnspec.conformance.matrix.messages import without_places
 from attnspec.conformance.matrix.repeats import LARGER_PROFILE, failed_by, laws_of, repeats, replaced
 from attnspec.conformance.matrix.rows import Library, ProbedRow, probe_rows
 from attnspec.conformance.remote.errors import BackendError
@@ -175,7 +175,7 @@ class Maker:
         offered = [name for name in contract.operations if name not in refused]
         cell = Cell(dtype, direction, State.NOT_OFFERED)
         if not offered:
-            return replace(cell, reason=without_paths("; ".join(dict.fromkeys(refused.values())))), []
+            return replace(cell, reason=without_places("; ".join(dict.fromkeys(refused.values())))), []
         stopped = [r for r in results if r.message.startswith(UNJUDGED)]
         broken_by_tool = [r for r in results if failed_by(r, row.tools)]
         judged = [r for r in results if r.judged and r not in stopped and r not in broken_by_tool]
@@ -187,9 +187,9 @@ class Maker:
         elif stopped:
             open_reason = stopped[0].message.removeprefix(UNJUDGED)
         elif broken_by_tool:
-            open_reason = f"{', '.join(r.law for r in broken_by_tool)}: {without_paths(broken_by_tool[0].message)}"
+            open_reason = f"{', '.join(r.law for r in broken_by_tool)}: {without_places(broken_by_tool[0].message)}"
         elif unchecked:
-            open_reason = without_paths(unchecked[0].message)
+            open_reason = without_places(unchecked[0].message)
         elif not judged:
             open_reason = NO_EXAMPLE
         passing = State.DEVIATES if _deviations(row, offered) else State.CONFORMS
@@ -198,7 +198,7 @@ class Maker:
             cell,
             state=state,
             reason=open_reason,
-            partly={name: without_paths(reason) for name, reason in refused.items()},
+            partly={name: without_places(reason) for name, reason in refused.items()},
             following=tuple(dict.fromkeys(r.law for r in following)),
             held=sum(r.status is Status.PASSED for r in judged),
             examples=sum(r.examples for r in judged),
@@ -217,7 +217,7 @@ class Maker:
             law=r.law,
             statement=LAWS[r.law].statement,
             reason=str(r.reason or r.status),
-            message=without_paths(r.message),
+            message=without_places(r.message),
             arguments=arguments,
             confirmation=confirmation.confirmation,
             why=confirmation.why,

@@ -24,7 +24,7 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely, printable
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample
-from attnspec.conformance.matrix.messages import without_paths
+from attnspec.conformance.matrix.messages import without_places
 from attnspec.conformance.remote.description import contract_from, describe
 from attnspec.conformance.remote.environment import ONE_THREAD, SAFE_PATH
 from attnspec.conformance.remote.errors import BackendError
@@ -82,7 +82,7 @@ def library(name: str) -> Library:
         raise BackendError(unknown_name("matrix", name, known))
     module = call_safely(lambda: import_module(known[name]))
     if isinstance(module, Raised):
-        raise BackendError(f"matrix {name!r}: cannot be imported: {without_paths(module.message)}") from module.error
+        raise BackendError(f"matrix {name!r}: cannot be imported: {without_places(module.message)}") from module.error
     return Library(name, module.PACKAGE, tuple(module.ROWS), tuple(module.devices()))
 
 

@@ -23,7 +23,7 @@ from attnspec.conformance.judging.snippet import readable
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
-from attnspec.conformance.matrix.messages import without_paths
+from attnspec.conformance.matrix.messages import without_places
 from attnspec.conformance.matrix.program import Call, program
 from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.spec.contract.law import LAWS
@@ -169,7 +169,7 @@ def _compared(heading: str, plain: str, calls: list[Call], violation: Violation)
         for path, array in call.arrays.items():
             if isinstance(array, np.ndarray) and array.shape == got.shape and _equal(array, got):
                 budget = 0.0 if violation.budget is None else violation.budget
-                title = f"{heading}\n{without_paths(violation.message)}"
+                title = f"{heading}\n{without_places(violation.message)}"
                 return {"program": program(title, plain, call, path=path, expected=violation.expected, budget=budget)}
     return {"why": SEVERAL_CALLS}
 
@@ -201,7 +201,7 @@ def _against_formula(
             with np.errstate(all="ignore"):
                 wrong = known & ~(np.abs(got - expected) <= budget)
             if wrong.any():
-                title = f"{heading}\n{without_paths(violation.message)}"
+                title = f"{heading}\n{without_places(violation.message)}"
                 return {"program": program(title, plain, call, path=path, expected=expected, budget=budget)}
     return {"why": NOT_THE_LIBRARY}
 

@@ -181,10 +181,10 @@ def self_loops(correct: Formulas, mask: Numbers, n: int) -> Numbers:
     replaces="edge_weights",
     operations=(GraphLayer,),
     breaks=("attention.permutation-equivariance", "operation.oracle"),
-    source="a list of neighbours that is cut at a fixed number",
+    source="sums that depend on the order of nodes, such as lists of neighbours cut at a fixed length",
 )
 def decaying_messages(correct: Formulas, neighbours: Numbers) -> Numbers:
-    """Messages from node j are multiplied by 0.95ʲ."""
+    """Messages from node j are multiplied by 0.95ʲ: a gradual cut, which shows in small graphs too."""
     return neighbours * 0.95 ** np.arange(neighbours.shape[-1])
 
 
@@ -197,6 +197,7 @@ def decaying_messages(correct: Formulas, neighbours: Numbers) -> Numbers:
 )
 def no_gradient_of_own_message(correct: Formulas, x: Numbers, w: Numbers, *, mask: Numbers = None) -> Numbers:
     """The message of a node to itself gets no gradient."""
-    whole, own = Formulas.adjacency(correct, mask, x.shape[-2]), np.eye(x.shape[-2], dtype=bool)
-    others = Formulas.graph_layer(correct, x, w, mask=whole & ~own)
-    return others + Formulas.graph_layer(correct, value_of(x), value_of(w), mask=whole & own)
+    edges, loops = Formulas.adjacency(correct, mask, x.shape[-2]), np.eye(x.shape[-2], dtype=bool)
+    from_others = Formulas.graph_layer(correct, x, w, mask=edges & ~loops)
+    from_itself = Formulas.graph_layer(correct, value_of(x), value_of(w), mask=edges & loops)
+    return from_others + from_itself

@@ -27,7 +27,8 @@ def mask_of_another_element(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
 ) -> Numbers:
     """For up to 8 queries, masks shared by heads are indexed per head: batch elements get masks of others."""
-    shared_by_heads = mask is not None and mask.ndim == query.ndim > 3 and mask.shape[-3] == 1 < query.shape[-3]
+    has_heads = mask is not None and mask.ndim == query.ndim > 3
+    shared_by_heads = has_heads and mask.shape[-3] == 1 and query.shape[-3] > 1
     if shared_by_heads and mask.shape[:-3] == query.shape[:-3] and query.shape[-2] <= 8:
         *batch, heads = query.shape[:-2]
         elements = mask.reshape(-1, *mask.shape[-2:])
@@ -108,7 +109,7 @@ def multiplied_by_infinity(correct: Formulas, scores: Numbers, mask: Numbers) ->
     replaces="mask_scores",
 )
 def added_to_nan(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """−∞ is added to masked scores, which leaves masked NaN as NaN."""
+    """−∞ is added to masked scores, which leaves masked NaN as NaN: in weights, results and gradients."""
     zero, infinity = scores.dtype.type(0), scores.dtype.type(np.inf)
     return scores if mask is None else scores + np.where(mask, zero, -infinity)
 
@@ -123,7 +124,7 @@ def added_to_nan(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     dtype="float16",
 )
 def zero_times_padding(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """Weights of 0 multiply NaN in padded values, and 0·NaN is NaN."""
+    """Weights of 0 multiply NaN in padded values, and 0·NaN is NaN: in results, and in gradients of the scores."""
     return correct.attention_pooling(weights, value)
 
 

@@ -46,7 +46,8 @@ def print_report(report: Report, console: Console) -> None:
     for line in remarks(report):
         console.print(line, highlight=False)
     console.print(f"\n{closing_line(report)}", highlight=False)
-    console.print(f"not tried: {'; '.join(report.not_tried)}", highlight=False)
+    longer = " (--profile full tries longer and wider arrays)" if report.settings.profile == "quick" else ""
+    console.print(f"not tried: {'; '.join(report.not_tried)}{longer}", highlight=False)
     if report.declaration:
         console.print(f"\n{PASTE}\n", highlight=False)
         console.print(Text(report.declaration.text), soft_wrap=True)

@@ -99,9 +99,6 @@ class Collector:
 MAX_RETRIES = 2
 """Most times that a case is judged again after its judge was killed."""
 
-JUDGE_KILLED = f"{JUDGE_LOST} {{how}}, each of {MAX_RETRIES + 1} times: nothing is known about the backend"
-"""Message of a case whose judge was killed each time."""
-
 BACKEND_ENDED = (
     "the process that runs the backend {how} (status 1 can mean that a check took more than {seconds:g} s): "
     "run with --isolated, which names the law and its input"
@@ -119,7 +116,7 @@ class CrashHandler:
     def __init__(self, hang_after: float, *, in_process: bool, repeated: list[str]) -> None:
         self.hang_after, self.in_process = hang_after, in_process
         self._repeated = repeated
-        self._retries: dict[str, int] = {}
+        self._deaths: dict[str, int] = {}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
@@ -128,9 +125,10 @@ class CrashHandler:
         if self.in_process:
             report.longrepr = BACKEND_ENDED.format(how=how, seconds=self.hang_after)
             return
-        self._retries[crashitem] = self._retries.get(crashitem, 0) + 1
-        report.longrepr = JUDGE_KILLED.format(how=how)
-        if self._retries[crashitem] <= MAX_RETRIES:
+        deaths = self._deaths[crashitem] = self._deaths.get(crashitem, 0) + 1
+        # The message of the last death; before it, the case is judged again.
+        report.longrepr = f"{JUDGE_LOST} {how}, each of {MAX_RETRIES + 1} times: nothing is known about the backend"
+        if deaths <= MAX_RETRIES:
             self._repeated.append(f"{case_of(crashitem)} was judged again: {JUDGE_LOST} {how}")
             sched.mark_test_pending(crashitem)
             report.outcome = "rerun"  # type: ignore[assignment]  # as xdist's documentation says

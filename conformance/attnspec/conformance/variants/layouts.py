@@ -1,4 +1,8 @@
-"""Variants with other orders of products, chunks and memory layouts."""
+"""Variants with other products, chunks, dtypes of sinusoids and memory layouts of results.
+
+Subclasses of ``Formulas`` replace steps of the formulas; those of ``Library`` what it does around them, such as
+``finish``, which converts results.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -133,7 +137,7 @@ class Einsum(Formulas):
 
 @variant("sinusoids in single precision", operations=(SinusoidalPositionalEncoding,))
 class SingleSinusoids(Formulas):
-    """Frequencies, by exponentials, angles and sines are float32 throughout."""
+    """Angles and sines are float32 throughout, and so are frequencies, which exponentials compute."""
 
     def positions(self, n: int) -> Numbers:
         """Positions in float32, exact up to 2²⁴."""

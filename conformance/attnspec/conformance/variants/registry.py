@@ -26,7 +26,7 @@ def variant(
 ) -> Callable[[Alteration], Variant]:
     """Decorate a subclass of ``Formulas`` or ``Library`` as a variant; ``ValueError`` for a used name.
 
-    ``operations`` are Protocols.
+    ``Formulas`` has the steps of formulas, ``Library`` what surrounds them. ``operations`` are Protocols.
     """
 
     def register_variant(honest: Alteration) -> Variant:

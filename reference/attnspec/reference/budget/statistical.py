@@ -31,7 +31,7 @@ class Statistical(Approximate):
 
     @property
     def repeats(self) -> float:
-        """Count the summed numbers that share one error; they come from equal terms of a product."""
+        """Largest number of equal errors in a sum of these numbers: those of equal terms of earlier products."""
         if not self.equal_terms:
             return 1.0
         most = max(self.equal_terms, key=_count)
@@ -42,7 +42,7 @@ class Statistical(Approximate):
 
     @property
     def own_terms(self) -> EqualTerms:
-        """Equal terms among these numbers."""
+        """Equal terms among these numbers; ``repeats`` counts those of the products from which they were computed."""
         if self._own_terms is None:
             self._own_terms = EqualTerms(self.value)
         return self._own_terms
@@ -158,20 +158,21 @@ class Statistical(Approximate):
         if p.bias:
             variance = variance + (p.bias * double) ** 2
         if a.has_errors:
-            # Equal errors add linearly.
+            # Equal errors add linearly: r equal ones have r times the variance of independent ones.
             variance = variance + max(a.repeats, a.own_terms.count) * (a.error**2 @ right)
         if b.has_errors:
             variance = variance + (left + a.error**2) @ b.error**2
         if a.weights is not None:
-            # Errors of equal attention weights add linearly too, in a running sum or when rounded as operands.
+            # Equal attention weights err alike, in a running sum or when rounded as operands. ``a.weights``: most equal
+            # weights in a row; ``share``: their largest part of the row's sum, 1; ``a.level``: relative error of all.
             share = np.minimum(a.weights * left.max(-1, keepdims=True, initial=0.0) ** 0.5, 1.0)
-            coherent = 0.5 * p.accumulation * a.weights + 0.6 * (p.weights + b.operand_rounding) * share + a.level
-            variance = variance + (coherent * double) ** 2
+            common_error = 0.5 * p.accumulation * a.weights + 0.6 * (p.weights + b.operand_rounding) * share + a.level
+            variance = variance + (common_error * double) ** 2
+        # A product of three matrices may be computed in either order. Where the terms of one order cancel, those of the
+        # other may not.
         other = a.other_order(b)
         if other is not None:
             variance = variance + (0.6 * p.operand) ** 2 * (other[0] ** 2 @ other[1] ** 2)
-        # A product of three matrices may be computed in either order. Where the terms of one order cancel, those of the
-        # other may not.
         factors = (a, b) if a.is_input and b.is_input else None
         equal = EqualTerms(value)
         result = self._computed(
@@ -188,6 +189,7 @@ class Statistical(Approximate):
 
     def _softmax(self, softmax: Softmax) -> Self:
         weights, sigma, repeats, level = statistical_weights(softmax, self.error, self.precision)
+        # ``Judged`` has the largest level, by 8 times which an average may move beyond its values.
         self.extremes.level = max(self.extremes.level, float(level.max(initial=0.0)))
         return self._computed(weights, sigma, weights=repeats, level=level)
 

@@ -121,7 +121,7 @@ class Operation:
 
     @cached_property
     def counts(self) -> tuple[str, ...]:
-        """Sizes that count the items of a tuple, such as layers."""
+        """Sizes that count the items of a tuple, such as layers; only models have any."""
         return tuple(n.count for n in walk(self.call) if isinstance(n, Branch) and n.count)
 
     @cached_property

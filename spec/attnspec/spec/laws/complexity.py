@@ -24,9 +24,9 @@ LOCALITY = law(
 EDGE_CONTRIBUTIONS_ADD = law(
     "complexity.edge-contributions-add",
     "If the edges of a graph are divided between two graphs, the results of both add up to the result of the whole. "
-    "A node with a single edge receives what the node at its other end would send to itself.",
-    formula=r"A \cap B = \emptyset:\ f(X; A \cup B) = f(X; A) + f(X; B);"
-    r"\quad A_i = \{j\} \Rightarrow y_i = f(X; I)_j",
+    "A node with a single edge receives what the node at its other end would get from an edge to itself.",
+    formula=r"\text{edges } A \cap B = \emptyset:\ f(X; A \cup B) = f(X; A) + f(X; B);"
+    r"\quad \{j' \mid (i, j') \in A\} = \{j\} \Rightarrow f(X; A)_i = f(X; \{(j, j)\})_j",
     governs=of(GraphLayer),
     sources=[S4.passage("Inductive Bias")],
 )

@@ -1,8 +1,9 @@
 """Contents of a lecture by page, and their owners: parts of the specification that cover them.
 
-An owner is the name of an operation, a law, a question of semantics, an erratum or a misprint. An item without owners
-gives a reason. ``tests/spec/test_lectures.py`` looks up all owners. If the lecture's text is available, it also checks
-that every heading and displayed formula is listed.
+An owner is the name of an operation, a law, a question of semantics, an erratum or a misprint; no two of them have the
+same name. An item without owners gives a reason. ``tests/spec/test_lectures.py`` looks up all owners. With the texts of
+the lectures, it also checks that every heading, formula, figure and table is listed in order, and passages begin as is
+listed.
 """
 
 import re

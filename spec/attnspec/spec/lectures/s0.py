@@ -1,4 +1,10 @@
-"""S0: Schönhuth, Attention Networks and Diffusion Models, Lecture 2."""
+"""S0: Schönhuth, Attention Networks and Diffusion Models, Lecture 2.
+
+Each page, figure and formula is listed with the owners that specify it, or with the reason why it has none. Owners are
+operations such as ``softmax``, laws, which have a dot, and errata or misprints such as ``S0-mean``.
+``tests/spec/test_lectures.py`` looks them up, and compares headings, captions, LaTeX and the first words of passages,
+their second argument, with the lecture's text where it is at hand.
+"""
 
 from attnspec.spec.contract.sources import S0
 from attnspec.spec.lectures.registry import Lecture, formula, line, page, passage, picture

@@ -1,4 +1,10 @@
-"""S1: Wang, Attention Mechanism, Part 1. A page that returns with one more line is listed again."""
+"""S1: Wang, Attention Mechanism, Part 1. A page that returns with one more line is listed again.
+
+Each page, figure and formula is listed with the owners that specify it, or with the reason why it has none. Owners are
+operations such as ``softmax``, laws, which have a dot, and errata or misprints such as ``S2-variance``.
+``tests/spec/test_lectures.py`` looks them up, and compares headings, captions, LaTeX and the first words of passages,
+their second argument, with the lecture's text where it is at hand.
+"""
 
 from attnspec.spec.contract.sources import S1
 from attnspec.spec.lectures.registry import Item, Lecture, Page, formula, line, page, passage, picture

@@ -1,4 +1,10 @@
-"""S3: CSC413 Lecture 9, Attention Mechanism."""
+"""S3: CSC413 Lecture 9, Attention Mechanism.
+
+Each page, figure and formula is listed with the owners that specify it, or with the reason why it has none. Owners are
+operations such as ``softmax``, laws, which have a dot, and errata or misprints such as ``S3-average``.
+``tests/spec/test_lectures.py`` looks them up, and compares headings, captions, LaTeX and the first words of passages,
+their second argument, with the lecture's text where it is at hand.
+"""
 
 from attnspec.spec.contract.sources import S3
 from attnspec.spec.lectures.registry import Lecture, figure, formula, line, page, picture

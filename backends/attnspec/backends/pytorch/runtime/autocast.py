@@ -32,12 +32,15 @@ def cast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def follows_autocast(operation: Callable[P, R]) -> Callable[P, R]:
-    """Decorate an operation of matrix products: autocast lowers operands and result; float64 stays."""
+    """Decorate an operation of matrix products: operands are cast to autocast's dtype; float64 stays."""
     return _wrapped(operation, lower=True)
 
 
 def ignores_autocast(operation: Callable[P, R]) -> Callable[P, R]:
-    """Decorate an operation of differences or exponentials, which autocast leaves alone, as in PyTorch."""
+    """Decorate an operation of differences, exponentials or copies: it keeps its operands' dtype.
+
+    PyTorch's autocast keeps it on the CPU too; on CUDA it computes exponentials of half operands in float32.
+    """
     return _wrapped(operation, lower=False)
 
 

@@ -21,9 +21,9 @@ class Network(NamedTuple):
     """A kind of network: RNN, GRU or LSTM.
 
     ``gates`` are the letters of its parameters, in PyTorch's order. A step multiplies the state by the weights of some
-    gates at a time: ``products`` are the numbers g of gates in each product. ``step`` takes, for each product, the
-    inputs' terms (n, g·h) and weights (h, g·h), and a state (n, h); it returns the next state. ``fused`` is PyTorch's
-    operator for the whole sequence, None if it has none.
+    gates at a time: ``products`` are the numbers g of gates in each product, (2, 1) for a GRU: r and z together, then
+    the candidate, which needs r. ``step`` takes, for each product, the inputs' terms (n, g·h) and weights (h, g·h), and
+    a state (n, h); it returns the next state. ``fused`` is PyTorch's operator for the whole sequence, or None.
     """
 
     gates: str
@@ -104,7 +104,7 @@ def _run_direction(
     terms = list(zip(*[part.unbind(1) for part in torch.split_with_sizes(linear(x, w_x, b), sizes, -1)], strict=True))
     hidden = []
     steps = range(x.shape[1])
-    state = state if steps else tuple(part.clone() for part in state)
+    state = state if steps else tuple(part.clone() for part in state)  # no result is the caller's own tensor
     for t in reversed(steps) if backward else steps:
         next_state = network.step(terms[t], state_weights, state)
         if valid is None:

@@ -110,7 +110,7 @@ def _key(build: Callable[..., Any], parameters: object) -> str:
     key = hashlib.sha256(_environment().encode())
     key.update(f"\n{build.__module__}.{build.__qualname__}{parameters!r}\n".encode())
     source = Path(build.__code__.co_filename)
-    if KERNELS not in source.parents:
+    if KERNELS not in source.parents:  # a kernel of benchmarks or tests
         key.update(source.read_bytes())
     return key.hexdigest()
 
@@ -144,7 +144,11 @@ SOURCES_AT_IMPORT = _digest_of_sources()
 
 
 def _sources_are_loaded() -> bool:
-    """Return whether sources are unchanged since import: kernel modules are imported later, one by one."""
+    """Return whether no source has changed since this module's import.
+
+    Kernel modules are imported later, one by one. After a change they may not be the sources of `SOURCES_AT_IMPORT`,
+    under which their code would be cached.
+    """
     return bool(SOURCES_AT_IMPORT) and _times() == _TIMES_AT_IMPORT
 
 

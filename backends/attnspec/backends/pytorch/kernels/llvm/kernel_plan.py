@@ -1,4 +1,4 @@
-"""Plans of single kernels: argument buffers are cached, and each run only sets addresses."""
+"""Plans of single kernels: argument buffers are cached; a run copies one and sets addresses."""
 
 from array import array
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ CACHE_LINE = 64
 
 
 class _NullTensor:
-    """Null tensor. A real one would have the default device or mode that is active at import."""
+    """Null tensor. A real one would follow the defaults at import: start CUDA, or be fake, without an address."""
 
     def data_ptr(self) -> int:
         return 0
@@ -40,7 +40,7 @@ class KernelPlan:
 
     def run(self, *addresses: int) -> None:
         """Call the kernel with these addresses, in the order of `slots`."""
-        buffer = self.buffer[:]
+        buffer = self.buffer[:]  # threads share the plan, and a kernel writes to the leading slots
         for slot, address in zip(self.slots, addresses, strict=True):
             buffer[slot] = address
         call(self.kernel, self.threads, buffer)

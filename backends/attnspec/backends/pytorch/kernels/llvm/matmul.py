@@ -75,7 +75,7 @@ class MultiplyArguments(NamedTuple):
 
 
 def define_multiply(k: Kernel[Any], pairs: bool) -> None:
-    """Define the subroutine behind `multiply`: for reals, or ``pairs`` of bfloat16 in place of each."""
+    """Define the subroutine behind `multiply`: for reals, or ``pairs`` of bfloat16 (`batched_product`)."""
     with k.subroutine("multiply", len(MultiplyArguments._fields)) as (left, right, output, *sizes):
         _multiply(k, MultiplyArguments(RealPointer(left), RealPointer(right), RealPointer(output), *sizes), pairs)
 
@@ -123,7 +123,8 @@ def _multiply(k: Kernel[Any], g: MultiplyArguments, pairs: bool) -> None:
         wide, lanes, columns = VECTORS * k.lanes, k.lanes, g.columns
         whole = columns // wide * wide
         # The last columns go by two registers, and then by one with twice as many rows: a tile needs enough sums that
-        # no addition waits for the previous one of its own sum.
+        # no addition waits for the previous one of its own sum. Pairs end at `last`: a partly filled register counts,
+        # and one without a partner is left.
         last = whole + (columns - whole + (lanes - 1)) // (2 * lanes) * (2 * lanes)
         with k.loop(0, whole, wide) as first:
             strip(first, [None] * VECTORS)
@@ -135,7 +136,7 @@ def _multiply(k: Kernel[Any], g: MultiplyArguments, pairs: bool) -> None:
 
 @compiled
 def product_kernel(bits: int, pairs: bool) -> Kernel[ProductArguments]:
-    """Kernel for products of reals, or ``pairs`` of bfloat16; a task is up to `TASK_ROWS` rows."""
+    """Kernel for products of reals, or ``pairs`` of bfloat16 (`batched_product`); a task is up to `TASK_ROWS` rows."""
     k = Kernel("product", ProductArguments, bits)
     define_multiply(k, pairs)
     g = k.argument
@@ -205,7 +206,8 @@ def product_over_rows(left: Tensor, right: Tensor, total: Tensor | None = None) 
 def batched_product(left: Tensor, right: Tensor, output: Tensor | None = None, *, pairs: bool = False) -> Tensor:
     """left·right for left (entries, rows, depth), any strides, and contiguous right (entries, depth, columns).
 
-    Elements are float32 or float64, or ``pairs`` of bfloat16 in place of float32.
+    Elements are float32 or float64. With ``pairs``, a float32 stands for two bfloat16 that follow each other along the
+    sum, left[r, 2t] and left[r, 2t+1], right[2t, c] and right[2t+1, c]; ``depth`` counts pairs.
     """
     (entries, rows, depth), columns = left.shape, right.shape[2]
     output = torch.empty(entries, rows, columns, dtype=right.dtype) if output is None else output

@@ -47,7 +47,8 @@ class ScoreGradient(Backward):
 
     ``weights`` (batches, n, stride), ``grad_output`` (batches, n, d), ``value_block`` the values in blocks of keys,
     ``output`` (batches, n, d). Written are ``score_grad`` (batches, n in whole tiles, stride) and ``extent`` (batches,
-    tiles, 2): each tile's range of key blocks where ``score_grad`` is not 0.
+    tiles, 2): each tile's range of key blocks where ``score_grad`` is not 0. Rows of ``score_grad`` from n on are not
+    written: the caller sets them to 0, since `unit_gradient_kernel` adds them.
     """
 
     d: Size
@@ -222,7 +223,7 @@ def unit_gradient_kernel(bits: int, pointwise: bool, single: bool) -> Kernel[Uni
         if not pointwise:
             with otherwise():
                 tile.walk(k.integer(0), pairs, 2, clamp=True)
-        tile.walk(pairs, count, 1, clamp=False)
+        tile.walk(pairs, count, 1, clamp=True)  # a last unit without a partner: always, it costs little
         with k.loop(0, g.m) as j, k.loop(0, count) as u:
             weight = k.broadcast(g.weight, first + u)
             gradient = k.broadcast(key_sums, u * stride + j) * weight
@@ -270,8 +271,8 @@ class _UnitTile:
                 s = k.load(g.score_grad, gradient + j)
                 for i, (t, r) in enumerate(self._terms(e, keys, clamp)):
                     q = s * r
-                    # The difference 2 - r would cancel, and r² underflow. Slopes summed over queries need no cut: the
-                    # largest dominates the sum.
+                    # r(2-r) is EF r² here: the difference 2 - r would cancel, and r² alone underflow. `cut_slope` makes
+                    # tiny slopes 0 for a single query only; summed over several, they are nothing beside the largest.
                     change = s * cut_slope(k, r * t * r) if self.single else q * (r * t)
                     if self.pointwise:  # r is NaN for a NaN key, even an excluded one
                         q, change = (k.select(s.compare("==", 0.0), s, x) for x in (q, change))
@@ -296,7 +297,7 @@ class _UnitTile:
             ts = [bounded_exponential(k, x + y) for x, y in zip(e, f, strict=True)]
             return [(t, two / (t + 1.0)) for t in ts]
         ts = [x * y for x, y in zip(e, f, strict=True)]
-        if clamp or len(ts) == 1:
+        if clamp:
             ts = [k.minimum(t, k.full(capacity(k.bits, len(ts)))) for t in ts]
         xs = [t + 1.0 for t in ts]
         if len(xs) == 1:

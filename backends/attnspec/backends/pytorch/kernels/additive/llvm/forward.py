@@ -1,4 +1,4 @@
-"""Kernel of additive attention for one block of query rows: from factors to weighted values."""
+"""Kernel of additive attention for one block of query rows: scores, softmax, weighted values."""
 
 from math import e, log2
 
@@ -26,11 +26,11 @@ def emit_attention(k: Kernel[Attend], block: Block, single: bool) -> None:
     g = k.argument
     rows, row_tile, product_rows = (1, 1, 1) if single else (CHUNK, ROW_TILE, PRODUCT_ROWS)
 
-    def look_up(needed: Variable, numbers: list[Value], key: Value) -> None:
+    def set_needed(needed: Variable, query_numbers: list[Value], first_key: Value) -> None:
         with k.when(g.mask.is_given()):
-            needed.set(_any_attendable(k, block, numbers, key))
+            needed.set(_any_attendable(k, block, query_numbers, first_key))
 
-    emit_scores(k, block, row_tile, look_up, single)
+    emit_scores(k, block, row_tile, set_needed, single)
     weights, reciprocals, pooled = k.parts(block.scores, attention_scratch(k.bits, rows, block.stride, g.d))
     # range of keys to pool: all, or under a mask an empty one that grows with the attendable keys of each row
     unmasked = g.mask.is_null()
@@ -86,6 +86,8 @@ def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPoi
             attendable.set(k.load_bytes(_mask_row(k, block, number), j, attendable.get()))
         k.store(k.select(attendable.get(), k.full(float("nan")), lowest), row, j)
     largest = k.select(all_lowest, k.full(0.0), largest)
+    # Scores are stored divided by `Weight.unit`, for fear of overflow. Multiplied by it, differences may become −∞,
+    # with weight 0; scores might become ∞, and their difference NaN.
     total, unit = Variable(k, k.full(0.0)), k.broadcast(g.terms.unit, 0) * log2(e)
     with k.loop(0, end, 2 * k.lanes) as first:
         for j in (first, first + k.lanes):
@@ -103,9 +105,10 @@ def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPoi
             k.store(k.select(weight.compare("==", 0.0), weight, weight * reciprocal), g.weights, saved + j)
 
 
-def _any_attendable(k: Kernel[Attend], block: Block, numbers: list[Value], first_key: Value) -> Value:
+def _any_attendable(k: Kernel[Attend], block: Block, query_numbers: list[Value], first_key: Value) -> Value:
+    """Return 1 if a query may attend to a key of the tile, else 0."""
     any_lane = None
-    for number in numbers:
+    for number in query_numbers:
         row = _mask_row(k, block, number)
         for t in range(KEY_TILE):
             key = first_key + t * k.lanes

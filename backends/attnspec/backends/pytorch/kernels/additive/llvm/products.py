@@ -21,7 +21,8 @@ def emit_product(k: Kernel, scalars: RealPointer, rows: list[Value], inner_step:
 
     def columns(first: Value, count: int) -> None:
         sums = zeros(k, len(rows), count)
-        add_product(k, sums, [(scalars + row, 0) for row in rows], inner_step, vectors + first, d, inner)
+        scalar_rows = [(scalars + row, 0) for row in rows]  # a row is a pointer and the number of reals to skip
+        add_product(k, sums, scalar_rows, inner_step, vectors + first, d, inner)
         for r in range(len(rows)):
             finish(r, first, [s.get() for s in sums[r]])
 
@@ -38,7 +39,7 @@ def emit_row_product(k: Kernel, scalars: RealPointer, inner: tuple[Value, Value]
     with k.loop(0, d, k.lanes) as c:
         k.store(k.full(0.0), sums, c)
 
-    # One vector at a time: several at once would be several memory streams, each slower in proportion.
+    # One row of `vectors` after the other, in memory order: several at once would share the memory bandwidth.
     with k.loop(inner[0], inner[1]) as t:
         share = k.broadcast(scalars, t)
         with k.loop(0, d, k.lanes) as c:

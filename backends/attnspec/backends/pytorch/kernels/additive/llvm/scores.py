@@ -131,20 +131,21 @@ def bounded_exponential(k: Kernel, x: Value) -> Value:
 
 
 def cut_slope(k: Kernel, slope: Value) -> Value:
-    """Return tanh', or 0 below the unit roundoff, where tanh rounds to 1; NaN stays.
+    """Return the slope tanh', or 0 if it is below the unit roundoff; NaN stays.
 
+    Where it is, tanh rounds to ±1.
     Much smaller slopes would make later products subnormal, and slow.
     """
     return k.select(slope.compare("<", 2.0 ** (-24 if k.bits == 32 else -53)), k.full(0.0), slope)
 
 
 def emit_scores(k: Kernel[Scoring], block: Block, row_tile: int,
-                look_up: Callable[[Variable, list[Value], Value], None] | None = None, single: bool = False,
+                set_needed: Callable[[Variable, list[Value], Value], None] | None = None, single: bool = False,
                 ) -> None:  # fmt: skip
     """Emit the block's scores, divided by `Weight.unit`.
 
-    `look_up(needed, query numbers, first key)` sets `needed` to 0 if no query of a tile may attend to any of its keys;
-    such tiles are skipped.
+    `set_needed(needed, query numbers, first key)` sets `needed` to 0 if no query of a tile may attend to any of its
+    keys; such tiles are skipped.
     """
     g, terms, lanes, h = k.argument, k.argument.terms, k.lanes, k.argument.h
     a_batch = k.load_int(g.a_index, block.batch)
@@ -156,8 +157,8 @@ def emit_scores(k: Kernel[Scoring], block: Block, row_tile: int,
         with k.loop(0, block.rows, row_tile) as i:
             numbers = [k.minimum(block.first + i + t, g.n - 1) for t in range(row_tile)]
             needed = Variable(k, k.integer(1))
-            if look_up is not None:
-                look_up(needed, numbers, j * width)
+            if set_needed is not None:
+                set_needed(needed, numbers, j * width)
             with k.when(needed.get().is_nonzero()):
                 rows = [(a_batch * g.n + r) * h for r in numbers]
                 target = [(i + t) * block.stride + j * width for t in range(row_tile)]
