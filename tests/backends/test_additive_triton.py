@@ -455,8 +455,8 @@ def environment() -> dict[str, str]:
 
 
 COMPILED = (
-    "80-fp32-usual", "80-fp16-small-masked", "86-fp32-wide", "90-bf16-usual-masked", "90-fp32-bahdanau", "100-fp16-small",
-    "120-fp32-wide",
+    "80-fp32-usual", "80-fp16-small-masked", "86-fp32-wide", "90-bf16-usual-masked", "90-fp32-bahdanau",
+    "100-fp16-small", "120-fp32-wide",
 )  # fmt: skip
 """Compute capability, dtype, sizes and masks of what is compiled: every choice of each at least once."""
 
