@@ -240,6 +240,30 @@ def test_routes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert path_for(x, x, x) == "all keys: pytorch"
 
 
+def on_cuda(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """A tensor without numbers that says it is on a GPU."""
+    with FakeTensorMode():
+        return torch.empty(shape, device="cuda:0", dtype=dtype)
+
+
+def test_packed_calls_are_those_that_flash_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    capabilities = {"cuda:0": (8, 0)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[str(device)])
+    cuda_fused.has_flash.cache_clear()
+    x, wide = on_cuda(2, 4, 16, 64), on_cuda(2, 4, 16, 264)
+    assert cuda_fused.worth_packing(x, x, False, (3, 9))
+    assert not cuda_fused.worth_packing(x, x, True, (3, 9))
+    assert not cuda_fused.worth_packing(x, x, False, (0, 9))
+    assert not cuda_fused.worth_packing(x, wide, False, (3, 9))
+    assert not cuda_fused.worth_packing(*[on_cuda(2, 4, 16, 64, dtype=torch.float32)] * 2, False, (3, 9))
+    with sdpa_kernel(SDPBackend.MATH):
+        assert not cuda_fused.worth_packing(x, x, False, (3, 9))
+    capabilities["cuda:0"] = (7, 5)
+    cuda_fused.has_flash.cache_clear()
+    assert not cuda_fused.worth_packing(x, x, False, (3, 9))
+    cuda_fused.has_flash.cache_clear()
+
+
 def test_inputs_are_not_written_to_and_layouts_do_not_matter() -> None:
     x = torch.randn(2, 40, 3, 8)
     query, key, value = x.transpose(1, 2), x.transpose(1, 2).flip(-1), torch.randn(2, 3, 5, 40).mT
