@@ -34,7 +34,10 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
     "additive": (pytorch.additive_attention, ("pointwise", "llvm")),
     "dot": (pytorch.scaled_dot_product_attention, ("llvm", "pytorch", "decode", "small")),
 }
+"""Function of the backend, and its paths, by operation."""
+
 Size = tuple[int, int, int, int]
+"""Numbers of batch elements, queries, keys and features."""
 
 AVX2_ONLY = """
 import llvmlite.binding as llvm
@@ -82,6 +85,7 @@ def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iter
             works = {size: _work(operation, path, size, dtype) for size in times[path]}
             cost = fit(list(works.values()), list(times[path].values()))
             model = {size: cost[0] + np.dot(cost[1:], works[size]) / 1e3 for size in works}
+            # Measured over modelled time at each of `SIZES`; 0 where the path does not serve the size.
             factors = [times[path][size] / model[size] if size in model else 0 for size in SIZES]
             if operation == "additive":
                 factors = []  # they would change few choices, and the times of calls by 0.4 % on average
@@ -132,6 +136,7 @@ def fit(works: Sequence[Work], times: Sequence[float]) -> tuple[float, ...]:
     """Fit µs per call and ns per unit of work, by non-negative relative least squares."""
     columns = np.array([(1.0, *(units / 1e3 for units in work)) for work in works]) / np.array(times)[:, None]
     best, least = (float(min(times)), *(0.0 for _ in Work._fields)), np.inf
+    # Few columns: every subset is fitted, and the best fit without a negative coefficient wins.
     for columns_used in itertools.product((True, False), repeat=columns.shape[1]):
         if not any(columns_used):
             continue

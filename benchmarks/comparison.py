@@ -79,6 +79,7 @@ def rows(run: Run) -> Iterator[tuple[str, ...]]:
             )  # fmt: skip
             name = ""
         grown = [exponents.get((case, mode, threads, subject)) for subject in subjects]
+        # Growth is known of times alone: the columns after those of the subjects stay empty.
         if any(p is not None for p in grown):
             yield "", "p", *("" if p is None else f"{p:.2f}" for p in grown), *[""] * (3 + len(gain_names) + len(peaks))
 
@@ -106,7 +107,10 @@ def _subjects_with(run: Run, condition: Callable[[Measurement], bool]) -> list[s
 
 
 def _dimensions(run: Run) -> tuple[list[list[str]], list[str]]:
-    """Return varying dimensions, those equal to the growing size first, and constant ones."""
+    """Return varying dimensions and, as text, constant ones.
+
+    The first entry names all dimensions that equal the growing size, such as n and m, or is "size" if none does.
+    """
     names = list(dict.fromkeys(name for m in run.measurements for name in m.sizes))
     growing = [name for name in names if all(m.sizes.get(name) == m.size for m in run.measurements)]
     values = {name: {m.sizes.get(name) for m in run.measurements} for name in names if name not in growing}

@@ -40,6 +40,7 @@ def expected(
     out = rows_of_entry(rows, 0, first)
     if not backward:
         return (out,)
+    # Only gradients of shared inputs need the other entries of the batch.
     entries = 1 if batched == len(operands_in_dtype) else len(operands_in_dtype[0])
     totals = [torch.zeros_like(x) for x in first]
     for entry in range(entries):

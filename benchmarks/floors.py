@@ -74,7 +74,7 @@ def _margin(_: Run, group: Group) -> float | None:
 
 
 def _at_usual_values(run: Run, group: Group) -> float | None:
-    """Return our time at usual values over our time at the case's values."""
+    """Return our time at usual values over that at the case's kind of ``VALUES``, which ends its name."""
     case, _, _ = group[0].case.rpartition(", ")
     usual = next((g for g in run.groups() if g[0].group == replace(group[0], case=case).group), ())
     times = [next((m.seconds for m in cases if m.subject == OURS), None) for cases in (usual, group)]

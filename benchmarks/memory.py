@@ -55,7 +55,7 @@ def status_bytes(name: str) -> int:
 
 def high_water_mark(call: Call) -> int:
     """Return the bytes of resident memory that a call adds at its peak."""
-    RESET.write_text("5")
+    RESET.write_text("5")  # 5 resets VmHWM, the peak of resident memory
     before = status_bytes("VmRSS")
     call()
     return status_bytes("VmHWM") - before

@@ -113,7 +113,7 @@ def brief(reason: str, length: int = REASON) -> str:
 
 
 def speedup(group: Sequence[Measurement], subject: str, other_subject: str) -> float | None:
-    """Speedup of a subject over the subject ``over``; None if either was not timed."""
+    """Speedup of a subject over another one; None if either was not timed."""
     seconds = {m.subject: m.seconds for m in group}
     seconds_of_subject, seconds_of_other = seconds.get(subject), seconds.get(other_subject)
     return None if seconds_of_subject is None or seconds_of_other is None else seconds_of_other / seconds_of_subject

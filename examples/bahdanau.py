@@ -22,6 +22,7 @@ class Bahdanau(Model):
     def encoded(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
         """Return annotations (count, longest source, 2·size), their mask, and the decoder's first state."""
         annotations, final = self.encoder(self.embedding(pairs.sources), lengths=pairs.lengths)
+        # final[:, 1] is the state of the backward network, which reads the first character last.
         return annotations, pairs.source_mask, self.first_state(final[:, 1]).tanh()
 
     def log_probabilities(self, pairs: Pairs) -> Tensor:

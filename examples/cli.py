@@ -117,7 +117,7 @@ def train_and_report(kind: type[Bahdanau | Transformer], task: Task, plan: Plan,
 
 
 def decode_every_way(model: Model, pairs: Pairs, task: Task) -> dict[str, Tensor]:
-    """Return the tokens of every way of decoding; the first three must agree."""
+    """Return the tokens of every way of decoding; the first three are one search and must agree."""
     steps = task.longest_target + 1
     decodings: dict[str, Callable[[], Tensor]] = {
         "greedy": lambda: model.greedy(pairs, steps),

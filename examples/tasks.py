@@ -127,6 +127,7 @@ def _date(generator: random.Random) -> tuple[str, str]:
     return written, date.isoformat()
 
 
+# The numbers of a Task are the longest source and the longest target, in characters.
 TASKS = {
     task.name: task
     for task in (

@@ -65,7 +65,10 @@ class Transformer(Model):
         return functional.log_softmax(self.output(states), -1)
 
     def step(self, tokens: Tensor, caches: Caches, memory: Tensor, source_mask: Tensor) -> tuple[Tensor, Caches]:
-        """Return log-probabilities after the latest tokens (count), and caches that include these."""
+        """Return log-probabilities after the latest tokens (count), and caches that include these.
+
+        The caches hold all earlier positions, so their length is the position of the latest tokens.
+        """
         x = self.target(tokens) * math.sqrt(self.size) + self.positions[caches[0].key.shape[-2]]
         longer = []
         for cache, layer in zip(caches, self.decoder.record(), strict=True):

@@ -1,4 +1,7 @@
-"""Rules for all modules: who imports whom, what belongs to what, how they are written."""
+"""Rules for all modules: who imports whom, what belongs to what, how they are written.
+
+A portion is one of the four packages, such as ``spec``. A room is a folder of a portion, such as ``judging``.
+"""
 
 import ast
 import inspect

@@ -41,6 +41,7 @@ def first_lines(module: Module) -> Iterator[Text]:
 def messages(module: Module) -> Iterator[Text]:
     """Every other text of at least three words, such as errors and help; ``{…}`` stands for a value."""
     path = str(module.path.relative_to(ROOT))
+    # parts of an f-string belong to the whole; a string as a statement is a docstring
     inside = {id(v) for n in ast.walk(module.tree) if isinstance(n, ast.JoinedStr) for v in ast.walk(n) if v is not n}
     inside |= {id(n.value) for n in ast.walk(module.tree) if isinstance(n, ast.Expr)}
     for node in ast.walk(module.tree):
@@ -57,6 +58,7 @@ def messages(module: Module) -> Iterator[Text]:
 
 if __name__ == "__main__":
     collect = {"first-lines": first_lines, "messages": messages}[sys.argv[1]]
+    # strings of tests are inputs and expectations, not messages to users
     for module in everywhere() if collect is first_lines else modules():
         for path, line, text in collect(module):
             print(f"{path}:{line}: {text}")

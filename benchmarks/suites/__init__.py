@@ -31,5 +31,6 @@ SUITES: Mapping[str, Callable[[Settings], Iterator[Case]]] = {
     "scorers": scorers.cases,
     never_slower.SUITE: never_slower.cases,
 }
+"""Suites by name. The name is a constant ``SUITE`` where several functions of a suite make cases."""
 
 __all__ = ["SUITES", "Settings"]

@@ -74,6 +74,7 @@ def _rearrange(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _work(n: int) -> float:
+    """FLOP of n steps (context, then query, cell and output), and of the keys, projected once."""
     of_step = SOURCE * 4.0 * WIDTH + 2.0 * WIDTH * (4 * WIDTH + VOCABULARY)
     return BATCH * (n * of_step + 2.0 * SOURCE * WIDTH**2)
 

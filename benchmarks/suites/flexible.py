@@ -54,7 +54,7 @@ def flexible(
 def _blocks(query: Tensor, key: Tensor, mask: Tensor | None) -> BlockMask:
     n, m = query.shape[-2], key.shape[-2]
 
-    def future(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def not_later(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return j <= i
 
     def rows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -66,5 +66,5 @@ def _blocks(query: Tensor, key: Tensor, mask: Tensor | None) -> BlockMask:
         return mask[b, 0, 0, j]
 
     of_batch = mask is not None and mask.dim() == 4
-    chosen = future if mask is None else padded if of_batch else rows
+    chosen = not_later if mask is None else padded if of_batch else rows
     return create_block_mask(chosen, len(query) if of_batch else None, None, n, m, device=str(query.device))

@@ -96,11 +96,11 @@ def lstm(device: str) -> Layer:
 
     def rearrange(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         of_input, of_state, bias = (gradient.chunk(4) for gradient in gradients)
-        in_ours = (0, 1, 3, 2)
+        in_ours = (0, 1, 3, 2)  # PyTorch has the candidate before the output gate, ours after it
         return [part for i in in_ours for part in (of_input[i].mT, of_state[i].mT, bias[i])]
 
     return Layer(
-        First(ours), theirs, lambda x: theirs(x)[0], rearrange, remembered, lambda n: 16.0 * BATCH * n * WIDTH**2
+        First(ours), theirs, lambda x: theirs(x)[0], rearrange, lstm_states, lambda n: 16.0 * BATCH * n * WIDTH**2
     )
 
 
@@ -134,7 +134,7 @@ def encoded(x: Tensor, *weights: Tensor) -> Tensor:
     return F.layer_norm(y + F.linear(F.linear(y, w_1, b_1).relu(), w_2, b_2), (WIDTH,), last_gain, last_bias)
 
 
-def remembered(x: Tensor, *weights: Tensor) -> Tensor:
+def lstm_states(x: Tensor, *weights: Tensor) -> Tensor:
     """States of an LSTM by its formula; weights of i, f, o, then the candidate's."""
     h = c = x.new_zeros(len(x), len(weights[1]))
     states = []

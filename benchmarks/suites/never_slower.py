@@ -38,6 +38,7 @@ ODD = (
 WIDE = ((1, 1, 30, 256, 512), (1, 3, 7, 128, 256), (32, 1, 20, 256, 1024), (32, 1, 20, 512, 64), (32, 17, 50, 64, 256))
 """Batch, queries, keys, hidden units, and another number of features; additive attention in float32 and bfloat16."""
 MASKED = ((1, 1, 64, 64), (4, 20, 20, 64), (16, 4, 128, 64), (4, 64, 64, 64), (1, 512, 512, 64))
+"""Sizes that are also measured with a mask of padding, in float32."""
 VALUED = ((32, 1, 256, 256), (4, 64, 64, 64), (4, 256, 256, 64))
 """Sizes that are also measured with every kind of ``VALUES``, for additive attention in float32."""
 VALUES: Mapping[str, str] = {
@@ -156,6 +157,7 @@ def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, 
 
     whole = RIVALS[operation]["eager"]
     too_large = ""
+    # four bytes for each sum and its tanh, with backward also for their gradients
     if operation == "additive" and batch * n * m * h * 4 * (2 if mode == FORWARD else 4) > MAX_BYTES:
         too_large = "its intermediates would take more than 2 GiB"
     subjects = [
@@ -167,7 +169,7 @@ def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, 
             Subject("torch.compile", lambda: make_call(mode, compiled(masked(whole)), inputs), too_large, compiles=True)
         )
     subjects.append(Subject(OURS, lambda: make_call(mode, masked(OF_BACKEND[operation]), inputs)))
-    shared, ceiling, least = 0, "matmul", 4.0
+    shared, ceiling, least = 0, "matmul", 4.0  # FLOP of a term: one multiply-add in each of two products
     if operation == "additive":
         shared, (ceiling, least) = 3, multiply_adds.limiting(settings.device, h, d)
     name = f"{operation} {dtype} {size}" + ", padding" * padding + f", {values}" * bool(values)

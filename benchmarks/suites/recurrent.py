@@ -1,4 +1,7 @@
-"""Suite of recurrent functions with weights per gate, against modules with joined weights."""
+"""Suite of recurrent functions with weights per gate, against modules with joined weights.
+
+The work of g gates is 4·g·d² FLOP per step: two products of d × d weights, with two FLOP per multiply-add.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,7 +12,7 @@ from torch import Tensor
 from attnspec.backends import pytorch
 from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters
 from benchmarks.case import FORWARD, WITH_BACKWARD, Case
-from benchmarks.suites.layers import remembered
+from benchmarks.suites.layers import lstm_states
 from benchmarks.suites.named_rivals import Function, Rival, case
 from benchmarks.suites.settings import Inputs, Settings
 
@@ -52,8 +55,8 @@ def _apart(order: Sequence[int]) -> Callable[[Sequence[Tensor]], Sequence[Tensor
 def _module(module: torch.nn.Module, weights: Sequence[Tensor], order: Sequence[int]) -> Rival:
     for name, w in zip(("weight_ih_l0", "weight_hh_l0", "bias_ih_l0"), _joined(weights, order), strict=True):
         setattr(module, name, torch.nn.Parameter(w.detach()))
-    last: Tensor = module.bias_hh_l0  # type: ignore[assignment]
-    torch.nn.init.zeros_(last.requires_grad_(False))
+    second_bias: Tensor = module.bias_hh_l0  # type: ignore[assignment]
+    torch.nn.init.zeros_(second_bias.requires_grad_(False))
     trained = [p for p in module.parameters() if p.requires_grad]
     return Rival(lambda x: module(x)[0], trained, _apart(order))
 
@@ -62,9 +65,10 @@ def lstm(draw: Inputs, n: int) -> Function:
     """LSTM that returns its states."""
     x, weights = draw.normal(BATCH, n, WIDTH), _weights(draw, 4)
     zeros = x.new_zeros(BATCH, WIDTH)
+    # PyTorch has the candidate before the output gate: it joins the gates 0, 1, 3, 2 of ours.
     rival = _module(torch.nn.LSTM(WIDTH, WIDTH, batch_first=True, device=x.device), weights, (0, 1, 3, 2))
     return Function(
-        lambda x, *w: pytorch.lstm(x, (zeros, zeros), LSTMParameters(*w))[0], remembered, (x,), weights,
+        lambda x, *w: pytorch.lstm(x, (zeros, zeros), LSTMParameters(*w))[0], lstm_states, (x,), weights,
         {"torch.nn": rival}, 16.0 * BATCH * n * WIDTH**2,
     )  # fmt: skip
 

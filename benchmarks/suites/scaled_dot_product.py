@@ -72,12 +72,12 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
         return Subject(label, lambda: make_call(mode, restricted(backend), inputs))
 
     def formula(dtype: torch.dtype) -> Sequence[Tensor]:
-        first = torch.ones(n, n, dtype=torch.bool, device=draw.device).tril() if causal else mask
-        if first is not None and first.dim() == 4:
-            first = first[:1]
+        first_mask = torch.ones(n, n, dtype=torch.bool, device=draw.device).tril() if causal else mask
+        if first_mask is not None and first_mask.dim() == 4:
+            first_mask = first_mask[:1]
 
         def rows_of(row_indices: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            allowed = first if first is None or first.shape[-2] == 1 else first[row_indices]
+            allowed = first_mask if first_mask is None or first_mask.shape[-2] == 1 else first_mask[row_indices]
             scores = (query[..., row_indices, :] @ key.mT) * FEATURES**-0.5
             if allowed is not None:
                 scores = scores.masked_fill(~allowed, float("-inf"))

@@ -153,7 +153,10 @@ def cheapest(verdicts: Verdicts | None) -> tuple[str, str, str]:
 def matrix(
     title: str, names: Sequence[str], settings: Sequence[Setting], columns: Sequence[Mapping[str, Verdicts]], blank: str
 ) -> list[str]:
-    """Return the lines of a table of verdicts; ``blank`` stands for none, rows of only — are omitted."""
+    """Return the lines of a table of verdicts; ``blank`` stands for an attention that was not tried.
+
+    Rows of nothing but —, of mistakes that no setting allows, are omitted.
+    """
     cells = ([f[name].cell if name in f else blank for f in columns] for name in names)
     return [
         *head(title, *(s.title for s in settings)),

@@ -1,4 +1,7 @@
-"""Wrong attentions in float32, each with one step altered, and their operation counts."""
+"""Wrong attentions in float32, each with one step altered, and their operation counts.
+
+`table` tries them on every harness, the fewest operations first, to find the cheapest one that a rule accepts.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +21,10 @@ def everything(call: Call) -> bool:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong attention: output, operations as counted in `Call.work`, and calls that it fits."""
+    """A wrong attention.
+
+    ``work`` counts its operations as `Call.work` does; ``fits`` selects the calls in which the mistake is possible.
+    """
 
     name: str
     output: Callable[[Call], Tensor]
@@ -47,16 +53,16 @@ def work_of_mean(call: Call) -> int:
 
 
 def first_half(call: Call) -> Call:
-    """Return the call with the first half of the queries, and their keys."""
-    half = call.query.shape[-2] - call.query.shape[-2] // 2
-    keys = call.key.shape[-2] - half * call.causal
-    return replace(call, query=call.query[..., :-half, :], key=call.key[..., :keys, :], value=call.value[..., :keys, :])
+    """Return the call with the first half of the queries and, if causal, the keys that these attend to."""
+    cut = call.query.shape[-2] - call.query.shape[-2] // 2  # number of queries in the second half
+    keys = call.key.shape[-2] - cut * call.causal
+    return replace(call, query=call.query[..., :-cut, :], key=call.key[..., :keys, :], value=call.value[..., :keys, :])
 
 
 def half_mean(call: Call) -> Tensor:
     """Right attention in the first half of the rows, then the mean of the values."""
-    half = first_half(call)
-    return torch.cat([right(half), mean(call)[..., half.query.shape[-2] :, :]], -2)
+    first = first_half(call)
+    return torch.cat([right(first), mean(call)[..., first.query.shape[-2] :, :]], -2)
 
 
 def one_head(call: Call) -> Call:
@@ -127,13 +133,13 @@ WRONG = (
     Wrong("the first half of the keys", half_the_keys, work_of_half_the_keys),
     Wrong(
         "the last row is that before it",
-        stale_row,
+        stale_row,  # saves one row, which attends to all keys even if causal
         lambda call: call.work - call.key.shape[-2] * per_pair(call),
         lambda call: call.query.shape[-2] > 1,
     ),
     Wrong(
         "all keys but the last",
-        dropped,
+        dropped,  # if causal, only the last query attends to the last key
         lambda call: call.work - (1 if call.causal else call.query.shape[-2]) * per_pair(call),
     ),
     Wrong("a scale of 1/d", lambda call: right(call, 1 / call.query.shape[-1]), lambda call: call.work),
@@ -147,4 +153,4 @@ WRONG = (
         lambda call: call.causal,
     ),
 )
-"""All wrong attentions; they are tried in the order of their operations."""
+"""All wrong attentions; `table` sorts them by their operations in each call."""

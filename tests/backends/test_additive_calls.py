@@ -275,7 +275,7 @@ def test_a_call_that_no_plan_serves_is_examined_once(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(pointwise, "plan", counted)
     a, b, value, w_v = torch.randn(2, 1, 5, 9), torch.randn(1, 3, 7, 9), torch.randn(2, 3, 7, 11), torch.randn(9)
-    for count in (2, 2, 2):
+    for count in (2, 2, 2):  # the first call asks twice for a plan, later calls never
         additive.attention(a, b, w_v, value, path="pointwise")
         assert len(calls) == count
 

@@ -393,6 +393,7 @@ def test_step_is_attention_of_one_query(dtype, path) -> None:  # type: ignore[no
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_ordinary_steps_take_one_call_and_others_are_left_to_the_kernels(dtype: torch.dtype) -> None:
+    """``fused`` computes a step in one kernel call; None if ``step`` must compute it."""
     a, b, w_v, value = operands((3,), 1, 70, 20, 11, dtype)
     query, mask = a[:, 0].contiguous(), draw(3, 70, seed=9) > 0
     cache = additive.prepare_keys(b, w_v, value)
@@ -409,7 +410,7 @@ def test_ordinary_steps_take_one_call_and_others_are_left_to_the_kernels(dtype: 
     assert tracked.fused(query, None) is None
     with torch.no_grad():
         assert tracked.fused(query, None) is not None
-    # scores that factors cannot give, alone and with these keys: the general kernels from then on
+    # a query out of the factors' range, or NaN: from then on ``step`` computes every step
     for far in (300.0 * torch.ones_like(query), torch.full_like(query, torch.nan)):
         cache = additive.prepare_keys(b, w_v, value)
         got = additive.step(cache, far)

@@ -36,7 +36,8 @@ IGNORED_WARNINGS = pytest.mark.filterwarnings(
 """Warnings of PyTorch while it compiles flex_attention, which are errors in these tests."""
 
 MASK, LENGTHS, BIAS = torch.ones(1, 1, dtype=torch.bool), torch.tensor([3]), torch.ones(1, 1, 1)
-FLASH = Call("cuda", torch.bfloat16, 8, 128, 64, 2, 128, 64)
+FLASH = Call("cuda", torch.bfloat16, heads=8, n=128, d=64, heads_k=2, m=128, d_v=64)
+"""A call that PyTorch's flash kernel serves; the cases below change one property each."""
 
 
 def cut(options: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def test_masked_calls_are_planned_too(
     assert_gradients_within_budgets(own, cotangent, "additive_attention", *inputs, mask=mask, causal=causal)
 
 
-@pytest.mark.parametrize("m", [7, 256])  # of 256, rows of weights lie further apart than their keys take
+@pytest.mark.parametrize("m", [7, 256])  # 256: rows of weights are padded (`row_stride`)
 def test_gradients_of_rows_without_keys_have_no_effect(m: int) -> None:
     inputs = [x.requires_grad_() for x in draw(((2,), 5, m, 8, 8, 3), torch.float32)]
     mask = torch.ones(5, m, dtype=torch.bool)
@@ -275,7 +275,7 @@ def test_batches_of_gradients_are_the_gradients() -> None:
 
 
 def test_the_output_may_be_changed_in_place_but_not_what_is_kept_of_it() -> None:
-    leaves = [x.requires_grad_() for x in draw(SHAPES[2][:1] + SHAPES[2][1:5] + (32,), torch.float32)]
+    leaves = [x.requires_grad_() for x in draw((*SHAPES[2][:5], 32), torch.float32)]
     output = pytorch.additive_attention(*leaves)
     output.mul_(2.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

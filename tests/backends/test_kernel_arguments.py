@@ -95,7 +95,7 @@ def test_slots_lie_in_the_order_of_the_fields() -> None:
     assert len(slots) == Outer.slots == 9
     assert slots[Outer.count] == 9
     assert slots[Outer.doubled] == 1
-    assert slots[Outer.inner + Inner.factor] == 0x3FF0 << 48
+    assert slots[Outer.inner + Inner.factor] == 0x3FF0 << 48  # the bits of 1.0
     assert slots[Outer.inner + Inner.index] == slots[Outer.x] == x.data_ptr()
     assert slots[Outer.mask] == 0
     assert slots[Outer.scratch : Outer.scratch + 2] == [x.data_ptr(), 3]

@@ -41,6 +41,7 @@ class Case:
     shown: str
     """The sizes that ``repr`` shows."""
     masked: tuple[int, ...] = ()
+    """The shape of the mask, if the module takes one."""
     causal: bool = False
     keeps: bool = False
     """True if the result keeps its dtype under autocast."""
@@ -336,6 +337,7 @@ def test_gradients_reach_every_parameter(case: Case) -> None:
         return
     torch.autograd.backward(total)
     without = [name for name, p in module.named_parameters() if p.grad is None or not p.grad.any()]
+    # the state is zeros, and so is whatever is multiplied by it
     first_step = {"w_hi", "w_hf", "w_ho", "w_hc", "w_xf", "b_f"} if isinstance(module, nn.LSTMCell) else set()
     assert set(without) == first_step
 
@@ -454,6 +456,7 @@ def test_drawing_anew_draws_what_the_constructor_does(case: Case) -> None:
 
 
 XAVIER_3 = math.sqrt(6 / (96 + 3 * 96))
+"""Xavier's bound for the weights of query, key and value as one matrix of 3 · 96 rows and 96 columns."""
 BOUNDS: Mapping[str, tuple[Callable[[], torch.nn.Module], Mapping[str, float]]] = {
     "AdditiveAttention": (lambda: nn.AdditiveAttention(64, 100, kdim=81), {"w_q": 1 / 8, "w_k": 1 / 9, "w_v": 1 / 10}),
     "GeneralAttention": (lambda: nn.GeneralAttention(64, kdim=81), {"w": 1 / 8}),

@@ -138,7 +138,7 @@ def test_paths_are_forced_and_named() -> None:
         with forcing(path):
             assert forced() == path
             assert additive.path_for(x, x, x[0, 0], x) == path
-            assert additive.path_for(x, x, x[0, 0], x, path="plain") == "plain"  # what is asked for is taken
+            assert additive.path_for(x, x, x[0, 0], x, path="plain") == "plain"  # the argument wins
     for path in ("llvm", "pytorch"):
         with forcing(path):
             assert sdpa.path_for(x, x, x) == f"all keys: {path}"
@@ -164,6 +164,7 @@ def test_costs_are_those_of_the_table_of_the_instruction_set(
     monkeypatch: pytest.MonkeyPatch, instructions: str
 ) -> None:
     monkeypatch.setattr(costs, "instruction_set", lambda: instructions)
+    # Neon is not measured: pairs and scores are assumed to take twice AVX2's time
     name, times = ("avx2", 2) if instructions == "neon" else (instructions, 1)
     text = (files(costs.__package__) / "measured" / f"{name}.tsv").read_text(encoding="utf-8")
     head, *lines = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
@@ -181,7 +182,7 @@ def test_sizes_with_the_same_leading_digits_share_the_choice_of_a_path() -> None
     ]  # fmt: skip
     for routes, sizes in ((additive_paths, (64, 64)), (dot_costs, (64, 64))):
         routes._microseconds.cache_clear()
-        for m in range(1024, 1088):  # as keys grow by steps
+        for m in range(1024, 1088):  # as in decoding, one key more per step
             routes.microseconds("llvm", 4, 1, m, *sizes, torch.float32, False, 1)
         assert routes._microseconds.cache_info().misses == 1
 
@@ -198,7 +199,7 @@ def test_many_terms_go_to_the_kernels_that_share_exponentials(
     try:
         assert additive_paths.by_cost(1, 2048, 2048, 64, 64, dtype, tracked=tracked) == "llvm"
         chosen = dot_costs.by_cost(1, 1, 2048, 2048, 64, 64, dtype, tracked=tracked, excludes=False)
-        # whose products of bfloat16 PyTorch takes by tiles
+        # PyTorch's kernel multiplies bfloat16 by AMX tiles
         tiles = instructions == "amx" and dtype is torch.bfloat16 and not tracked
         assert chosen == ("pytorch" if tiles else "llvm")
     finally:

@@ -221,6 +221,7 @@ def test_the_batch_in_pieces_is_the_batch_at_once(monkeypatch: pytest.MonkeyPatc
         inputs = pointwise_plan.Operands(*x)
         batch = torch.Size((3, 4))
         whole = pointwise.attend(pointwise_plan.plan(inputs, mask, False, batch), inputs, mask, False)  # type: ignore[arg-type]
+        # pieces of few elements in every dtype, so that the batch takes several
         monkeypatch.setattr(pointwise_plan, "PIECE", 200)
         monkeypatch.setattr(pointwise_plan, "PIECE_OF_WEIGHTS", 1)
         monkeypatch.setattr(pointwise_plan, "PARTS_REALS", True)
@@ -244,6 +245,7 @@ def test_gradients_in_pieces_are_those_at_once(
     if transposed:
         inputs = [t.mT.contiguous().mT if t.dim() > 1 else t for t in inputs]
     cotangent = draw(4, 4, n, inputs[2].shape[-1]).to(dtype)
+    # pieces of few elements in every dtype, and kernels for the smallest products
     monkeypatch.setattr(pointwise_plan, "PIECE", 400 if m > 1 else 40)
     monkeypatch.setattr(pointwise_plan, "PIECE_OF_WEIGHTS", 1)
     monkeypatch.setattr(pointwise_plan, "PARTS_REALS", True)

@@ -58,6 +58,7 @@ OPERATIONS_HERE = [o for o in OPERATIONS.values() if not o.reference_only]
 DIFFERENTIABLE = [o for o in OPERATIONS_HERE if o.differentiable]
 MASKED = [o for o in DIFFERENTIABLE if o.mask]
 WEIGHING = [o for o in MASKED if (not o.attended and o.floats[0].batched) or o.pooled or o.linear]
+"""Operations whose rows without keys are zero, such as softmax; in encoder_layer a residual is added."""
 SIZES = {"n": 5, "m": 7, "d": 6, "d_q": 6, "d_k": 4, "d_v": 3, "h": 2, "heads": 2, "p_q": 4, "p_k": 8, "p_v": 5}
 SIZES |= {"p_o": 3, "d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5, "q": 3, "d_p": 2, "vocabulary": 9}
 SIZES |= {"p": 4, "spare": 2, "d_y": 5, "t": 4, "depth": 2}
@@ -100,6 +101,7 @@ def arguments(
             if node.path in operation.generated_below:
                 return torch.randint(operation.generated_below[node.path], tuple(shape), generator=drawn)
             counts = node.path in operation.lengths
+            # a length may be as large as its size, an index may not
             size = (operation.lengths if counts else operation.indices)[node.path]
             bound = math.prod(chosen[unscoped(factor)] for factor in size.split("*")) + counts
             return torch.randint(bound, tuple(shape), generator=drawn)
@@ -631,6 +633,9 @@ FORMULAS: dict[str, Callable[..., Any]] = {
 }
 
 
+"""A second formula of every differentiable operation, written in PyTorch without the backend's functions."""
+
+
 def arrays(operation: Operation, result: Any) -> list[Any]:
     return [x for _, x in results(operation, result)]
 
@@ -746,7 +751,7 @@ def test_gradients_are_those_of_finite_differences(operation: Operation) -> None
         replaced = dict(zip(leaves, values, strict=True))
         return tuple(flatten(call(operation, map_tree(inputs, lambda path, a: replaced.get(path, a)))).values())
 
-    # of whole layers and models along random directions, of others in every number
+    # `fast_mode` differentiates along random directions: enough for whole layers and models
     assert torch.autograd.gradcheck(compute, tuple(leaves.values()), fast_mode=len(leaves) > 12)
 
 
@@ -770,6 +775,7 @@ def test_values_whose_sum_overflows_are_not_taken_for_infinite(number: float) ->
 @pytest.mark.parametrize("operation", WEIGHING, ids=name_of)
 def test_fully_masked_rows_are_zero_and_so_are_their_gradients(operation: Operation) -> None:
     mask = operation.mask.path if operation.mask else ""
+    # without sinks, on which log_sum_exp depends even in these rows
     inputs = {path: x for path, x in arguments(operation).items() if path != operation.part(ScoreEffect.SINK)}
     inputs[mask] = torch.zeros_like(inputs[mask])
     result = call(operation, inputs)
@@ -783,6 +789,7 @@ def test_fully_masked_rows_are_zero_and_so_are_their_gradients(operation: Operat
 
 @pytest.mark.parametrize("operation", MASKED, ids=name_of)
 def test_numbers_at_a_masked_key_do_not_count(operation: Operation) -> None:
+    # stored at key 2: a column of scores or of a bias, else rows of keys and values
     scores = [(x.path, -1) for x in operation.floats if -1 in x.axes(str(operation.key_size))]
     spoilt = scores or [(x.path, -2) for x in operation.attended]
     inputs, mask = arguments(operation), operation.mask.path if operation.mask else ""
@@ -802,7 +809,7 @@ def test_numbers_at_a_masked_key_do_not_count(operation: Operation) -> None:
     results = [expected]
     for number in (math.nan, math.inf, -math.inf):
         result = call(operation, map_tree(inputs, partial(spoil, number=number)))
-        if operation.attends_to_itself:
+        if operation.attends_to_itself:  # the key is a query, too, whose own row is spoilt
             result[..., 2, :] = expected[..., 2, :]
         if isinstance(result, tuple):  # what is cached stays cached
             result = (result[0], *expected[1:])
@@ -859,6 +866,7 @@ def test_batches_broadcast_and_the_mask_joins(operation: Operation) -> None:
     def smaller(path: str, x: Any) -> Any:
         if path not in batched:
             return x
+        # in turn: one element in the second dimension, no first dimension, the whole batch
         return (x[:, :1], x[0], x)[batched.index(path) % 3]
 
     inputs = map_tree(inputs, smaller)
@@ -870,7 +878,7 @@ def test_batches_broadcast_and_the_mask_joins(operation: Operation) -> None:
 
 
 def shared_sizes(operation: Operation) -> list[tuple[str, int]]:
-    """Float arguments and those of their dimensions, from the right, that another argument shares."""
+    """Float arguments, each with a dimension (from the right) whose size another argument also has."""
     owners = [(x.path, f) for x in operation.leaves for d in x.core if not d.broadcast for f in d.sizes]
     return [
         (x.path, i - len(x.core))

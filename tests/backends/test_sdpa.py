@@ -156,7 +156,7 @@ def garbage_stays_under_a_mask(n: int, path: str) -> None:
     allowed[:, 3] = False
     allowed[2] = False
     for mask, causal in ((allowed, False), (allowed, True), (None, True)):
-        last = n - 1 if mask is None else 3
+        spoilt = n - 1 if mask is None else 3
         for bad in (torch.nan, torch.inf, -torch.inf, 1e300):
             leaves = [torch.randn(2, 2, n, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
             query, key, value = leaves
@@ -164,11 +164,12 @@ def garbage_stays_under_a_mask(n: int, path: str) -> None:
             clean = attend(query, key, value, mask=mask, causal=causal)
             with torch.no_grad():
                 key, value = key.clone(), value.clone()
-                key[..., last, :] = bad
-                value[..., last, 0] = bad
+                key[..., spoilt, :] = bad
+                value[..., spoilt, 0] = bad
             key.requires_grad_()
             value.requires_grad_()
             got = attend(query, key, value, mask=mask, causal=causal)
+            # without a mask the last query attends to the spoilt key: its row is that of the clean call
             rows = slice(0, n - 1) if mask is None else slice(None)
             options: dict[str, Any] = {"mask": mask, "causal": causal}
             with torch.no_grad():
@@ -182,7 +183,7 @@ def garbage_stays_under_a_mask(n: int, path: str) -> None:
             judged = 1 if mask is None else 3
             results = [reference, (*gradients[:judged], *[None] * (3 - judged))]
             if mask is None:
-                gradients[0][..., last, :] = reference[0][..., last, :]
+                gradients[0][..., spoilt, :] = reference[0][..., spoilt, :]
             assert_gradients_within_budgets(results, weight, "scaled_dot_product_attention", *leaves, **options)
     infinite = torch.ones(1, 3, 1, dtype=torch.float64)
     infinite[0, 1] = torch.inf
@@ -329,6 +330,7 @@ def test_the_preparation_for_an_accelerator_gives_the_formula(n: int, m: int, ki
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("path", ["llvm", "pytorch"])
 def test_many_rows_in_float16_show_no_common_error(path: str, masked: bool) -> None:
+    """Errors that are independent, times their results, sum to less than 8 standard deviations."""
     draw = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2**14, n, 8, generator=draw).half() for n in (1, 8, 8))
     mask = torch.rand(2**14, 1, 8, generator=draw) < (0.5 if masked else 1.0)

@@ -1,7 +1,7 @@
 """The PyTorch backend with its kernels on three threads, however little there is to do.
 
-Workers of the suite have one thread each, and its inputs are too small to wake others. Without this adapter the suite
-would miss errors between threads.
+Workers of the suite have one thread each. With more, calls of less work than ``WORTH_WAKING`` would still run on one,
+and the suite's calls are smaller. Without this adapter it would miss errors between threads.
 """
 
 import torch

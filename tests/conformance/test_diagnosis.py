@@ -46,6 +46,7 @@ from .test_declaring import attention, tf32
 
 ROOT = Path(__file__).parents[2]
 MAKING: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "diagnosis.py"))
+"""Functions of the page of diagnoses: ``start_inquiry`` by the name of a wrong backend, ``is_right_diagnosis``."""
 
 MUTANT_NAMES = (
     "attention without scale", "mask added as 0 and 1", "gradient of the queries not scaled",

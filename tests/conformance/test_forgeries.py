@@ -36,8 +36,6 @@ SMALL = ("--law", "operation.oracle", "--dtype", "float64", "--workers", "1")
 needs_sandbox = pytest.mark.skipif(sandbox.sandbox_error() is not None, reason=str(sandbox.sandbox_error()))
 MODES = ["off", pytest.param("on", marks=needs_sandbox)]
 
-IN_HOST = "'attnspec.conformance.remote.host' in sys.orig_argv"
-
 
 def check(
     folder: Path, code: str, mode: str, *options: str, python: str | Path = sys.executable, **variables: str

@@ -72,10 +72,11 @@ def test_honest_results_are_right(kernel: str, dtype: str, mask: str, numbers: s
     seed = CASES.index((kernel, dtype, mask, numbers))
     g = torch.Generator().manual_seed(seed)
     n, m, d = (64, 33, 90)[seed % 3], (70, 128, 33)[seed % 4 % 3], (64, 24)[seed % 2]
-    own = list(NUMBERS)[seed % len(NUMBERS)]
+    # NUMBERS is the last factor of CASES: keys of its own kind need another digit of the seed than ``numbers``
+    of_keys = list(NUMBERS)[seed // len(NUMBERS) % len(NUMBERS)]
     query, key, value = (
         NUMBERS[kind](g, (2, 3, rows, d)).to(getattr(torch, dtype))
-        for kind, rows in ((numbers, n), (own, m), ("positive" if seed % 3 else "normal", m))
+        for kind, rows in ((numbers, n), (of_keys, m), ("positive" if seed % 3 else "normal", m))
     )
     allowed = MASKS[mask](g, n, m)
     causal = isinstance(allowed, str)
@@ -86,6 +87,7 @@ def test_honest_results_are_right(kernel: str, dtype: str, mask: str, numbers: s
     output = KERNELS[kernel](query, key, value, None if causal else allowed, causal)
     precision = EAGER.get(dtype) if kernel == "math" else None
     verdict = judge(SDPA, output, query, key, value, precision=precision, **options)
+    # such kinds of numbers may leave no verdict: a sum may overflow float16, or budgets are too wide to judge
     assert verdict or verdict.outside, verdict
 
 

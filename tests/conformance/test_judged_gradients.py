@@ -83,11 +83,12 @@ def test_queries_before_a_key_do_not_contribute_to_its_gradient() -> None:
 def test_equal_errors_add_linearly() -> None:
     p, rows = precision("mixed-bfloat16"), np.ones((64, 1))
     factors = np.full(64, 0.5)
+    # Terms of equal marks share one error; groups of at most 8 terms, and terms marked NaN, do not count.
     for marks, variance in (
-        (np.zeros(64), 32.0**2),
-        (np.repeat([0.0, 1.0], 32), 2 * 16.0**2),
-        (np.arange(64.0), 0.0),
-        (np.where(np.arange(64) < 20, 0.0, np.nan), 10.0**2),
+        (np.zeros(64), 32.0**2),  # one group: (64 · 0.5)²
+        (np.repeat([0.0, 1.0], 32), 2 * 16.0**2),  # two groups, independent of each other
+        (np.arange(64.0), 0.0),  # 64 groups of one term
+        (np.where(np.arange(64) < 20, 0.0, np.nan), 10.0**2),  # one group of 20 terms
     ):
         assert equal_groups(marks, p).variance(factors, rows) == variance
 
@@ -99,7 +100,10 @@ HEADS, ROWS, FEATURES = 3, 320, 16
 
 @pytest.fixture
 def sizes_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Judge as much as at sizes of models: keys of two of three heads."""
+    """Limits so low that only samples are judged: 17 rows, and keys of two of three heads.
+
+    2¹⁴ pairs are 17 rows of 320 keys in 3 heads. 2 · 320² pairs are two heads, or all three under a causal mask.
+    """
     monkeypatch.setattr(backward, "MAX_PAIRS", 2**12)
     monkeypatch.setattr(backward, "JUDGED_PAIRS", 2**14)
     monkeypatch.setattr(sampled_gradients, "MAX_PAIRS", 2 * ROWS**2)

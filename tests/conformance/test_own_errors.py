@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 OWN_NOTE = "attnspec's own error while "
 FORMULA = "operation.oracle"
-FEW_EXAMPLES = Effort(2, 0, 1, 1, 2.0**8, slow=False, ensemble=16)
+FEW_EXAMPLES = Effort(corners=2, drawn=0, stride=1, slow_stride=1, work=2.0**8, slow=False, ensemble=16)
 SHORT_PROFILE = Profile(FEW_EXAMPLES, FEW_EXAMPLES, FEW_EXAMPLES)
 
 
@@ -57,7 +57,7 @@ def kept_fields(r: Result) -> tuple[Any, ...]:
 
 
 def operations_with_all_laws() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Operations that together have all laws, each with the laws of none before it."""
+    """Operations that together have all laws; each comes with the laws that no earlier one has."""
     missing = {law for law in LAWS if any(LAWS[law].concerns(o) and not o.reference_only for o in OPERATIONS.values())}
     while missing:
         name = max(
@@ -76,6 +76,7 @@ def violates(subject: Any, arguments: Any, rng: Any) -> NoReturn:
 def test_every_law_keeps_its_verdict_and_its_input(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     checks = {law: tuple(replace(c, function=violates) for c in of_law) for law, of_law in CHECKS.items()}
     monkeypatch.setattr(engine, "CHECKS", checks)
+    # inputs stay as they are, except in the stage that is broken next
     for reduction in ("reduce_arguments", "reduce_to_zeros"):
         monkeypatch.setattr(engine, reduction, lambda s, check, x, violation, seed, mark: (x, violation))
     for broken_stage in ("reduce_arguments", "reduce_to_zeros") if stage == "reduce_arguments" else (stage,):

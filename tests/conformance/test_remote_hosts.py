@@ -205,6 +205,7 @@ def test_an_operation_is_given_up_after_a_few_crashes(tmp_path: Path) -> None:
     )
     results = results_of(tmp_path, hostile.before_each_call("import os; os._exit(0)"), *laws)
     assert {r.reason for r in results.values()} == {"crashed"}
+    # three laws crash, the others are not judged
     assert sum(r.message.startswith("not judged: ") for r in results.values()) == len(laws) - 3
 
 
@@ -333,7 +334,7 @@ def hangs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Clock, list[tuple[float,
 
 
 def observations_of(seconds: int, share: float, *, wants: bool) -> list[tuple[float, float, bool]]:
-    """Observations of a process that gets a share of a processor."""
+    """Observations, every second: time, processor time, and if the process wants a processor."""
     return [(t, share * t, wants) for t in range(1, seconds + 1)]
 
 

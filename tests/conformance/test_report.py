@@ -46,8 +46,8 @@ COUNTEREXAMPLE = {
     "snippet": "sys.exit(1)",
 }
 FAILED = Result(
-    "softmax", "operation.oracle", "float64", Status.FAILED, "value", "1 is not 2", 3, 1, float("inf"), "this",
-    COUNTEREXAMPLE,
+    "softmax", "operation.oracle", "float64", Status.FAILED, "value", "1 is not 2", examples=3, not_judged=1,
+    error_ratio=float("inf"), observed="this", counterexample=COUNTEREXAMPLE,
 )  # fmt: skip
 
 

@@ -100,7 +100,7 @@ def test_the_command_has_no_other_settings() -> None:
 
 
 def test_a_suite_has_the_settings_as_attributes() -> None:
-    attributes = {o.setting: o.default for o in OPTIONS if not o.isolated}
+    attributes = {o.setting: o.default for o in OPTIONS if not o.cli_only}
     assert {name: getattr(ConformanceSuite, name) for name in attributes} == attributes
     assert set(ConformanceSuite.__annotations__) == {"backend", *attributes}
     assert {f.name for f in fields(Settings)} - set(attributes) == {
@@ -113,7 +113,7 @@ def test_a_suite_has_the_settings_as_attributes() -> None:
 
 
 def test_attributes_of_a_suite_become_settings() -> None:
-    chosen = {o.setting: getattr(CHOSEN, o.setting) for o in OPTIONS if not o.isolated}
+    chosen = {o.setting: getattr(CHOSEN, o.setting) for o in OPTIONS if not o.cli_only}
     lists = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
     assert settings_of_suite(type("Mine", (ConformanceSuite,), lists)) == Settings(**chosen)
     assert settings_of_suite(type("Mine", (ConformanceSuite,), {})) == Settings()
@@ -140,7 +140,7 @@ def test_the_schema_has_the_fields_of_a_verdict() -> None:
 def test_the_page_on_ci_names_every_attribute_of_a_suite() -> None:
     page = (Path(__file__).parents[2] / "docs" / "ci.md").read_text(encoding="utf-8")
     table = page.partition("| attribute |")[2].partition("\n\n")[0]
-    assert [o.setting for o in OPTIONS if not o.isolated and f"`{o.setting}`" not in table] == []
+    assert [o.setting for o in OPTIONS if not o.cli_only and f"`{o.setting}`" not in table] == []
 
 
 def test_environment_variables_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:

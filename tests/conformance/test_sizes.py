@@ -64,7 +64,7 @@ def test_rows_of_every_element_are_judged(element: int, row: int) -> None:
     subject = Subject(backend, Contract.of(backend), DOT, "float32", "cpu")
     q, k = (np.random.default_rng(i).standard_normal((6, n, 4)).astype(np.float32) for i, n in enumerate((200, 3)))
     assert judge_rows(subject, Arguments(DOT, {"query": q, "key": k}), np.random.default_rng(0))
-    assert subject.not_judged == 6 * (200 - 24) * 3
+    assert subject.not_judged == 6 * (200 - 24) * 3  # elements × rows not sampled × keys
     backend.wrong = element, row
     with pytest.raises(Violation, match="in 24 of 200 rows"):
         judge_rows(subject, Arguments(DOT, {"query": q, "key": k}), np.random.default_rng(0))

@@ -105,7 +105,7 @@ def test_everything_specified_has_a_section(sections: list[Section]) -> None:
 def test_operations_have_the_text_of_attnspec_show(sections: list[Section]) -> None:
     text = as_markdown(sections)
     for name in OPERATIONS:
-        entry, *_ = described(name).markup.partition("\n\n- ")  # a list of source titles follows; here they stand once
+        entry, *_ = described(name).markup.partition("\n\n- ")  # here source titles stand once, there after each entry
         assert entry in text, name
 
 
@@ -169,6 +169,7 @@ def test_no_formula_is_left_as_text(page: str) -> None:
 
 def test_labels_are_bold_and_nothing_else(sections: list[Section], page: str) -> None:
     paragraphs = [p for _, s in with_levels(sections) for p in s.text.split("\n\n")]
+    # a bold text of the page for every paragraph with a label: none is missing, and nothing else is bold
     for label in LABELS:
         labelled = [p for p in paragraphs if p.startswith(f"{label}:")]
         assert labelled, label

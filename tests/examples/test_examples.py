@@ -87,6 +87,7 @@ def test_all_ways_of_decoding_agree(kind: type[Bahdanau | Transformer]) -> None:
     model = new_model(kind)
     learn(model, drawn_pairs(), Plan(steps=5, batch=16, rate=1e-2), title="")
     with torch.no_grad():
+        # the fourth way, a wide beam, may choose other tokens
         greedy, *others = list(decode_every_way(model, drawn_pairs(), REVERSING).values())[:3]
     assert greedy.shape == (40, REVERSING.longest_target + 1)
     for tokens in others:
@@ -167,9 +168,11 @@ class Pointing(Bahdanau):
 
 def test_pointing_accepts_weights_within_one_position_of_the_character() -> None:
     model, pairs, shares = Pointing(REVERSING, size=4), drawn_pairs(), []
-    for model.beside in (0, 1, 2):
+    for beside in (0, 1, 2):
+        model.beside = beside
         shares.append(pointing(model, pairs, REVERSING))
     assert shares[:2] == [1, 1]
+    # ``clamp`` moves two positions of the longest sources back to within one
     assert shares[2] < 0.1
 
 

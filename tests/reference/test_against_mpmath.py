@@ -18,7 +18,7 @@ from attnspec.spec.contract.tree import map_tree, pair_leaves
 from tests.budgets import mp
 
 ROUNDINGS = 64
-"""Allowed error, in last places of the largest number: more than these formulas round.
+"""Allowed error, in unit roundoffs of the largest number; the formulas round less often.
 
 One rounding to float64 would cost a result in longdouble 30 times as much."""
 
@@ -768,7 +768,7 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
         2 * a["sigma"] ** 2 * dot(a["mean"], a["mean"]) + len(a["mean"]) * a["sigma"] ** 4
     ),
 }
-
+"""Formulas of one element of the batch; ``a`` are its arguments by name, as nested lists of mpmath's numbers."""
 
 CHOICES_AND_NAMES: list[tuple[dict[str, str], str]] = [({}, name) for name in OPERATIONS]
 CHOICES_AND_NAMES += [
@@ -839,7 +839,7 @@ def test_the_reference_is_the_formula(
             assert worst == 0
         else:
             unit = mp.mpf(float(np.finfo(dtype).eps)) / 2
-            last = int(max(arguments["positions"].flat)) if "positions" in arguments else 0  # an angle is as large
+            last = int(max(arguments["positions"].flat)) if "positions" in arguments else 0  # angles are as large
             assert worst <= ROUNDINGS * unit * max(1, largest, last)
 
 

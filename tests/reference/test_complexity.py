@@ -233,6 +233,7 @@ def test_complexity_of_a_transformer_plus_masked_pairs_matches_a_counted_run(
     run, d = Run(), HEADS * half
     attention_of_a_transformer(run, m, n, d, encoder=encoder, generating=False)
     multiply_adds, parameters, sequential, _ = numbers(complexity(m, n, d))
+    # masked pairs are computed, too: n(n − 1)/2, each of 2d multiply-adds
     assert run.counted == ((multiply_adds or 0) + n * (n - 1) * d, parameters, sequential)
 
 
@@ -248,7 +249,7 @@ def test_generated_tokens_are_computed_one_after_another(
 
 
 def test_counts_worked_by_hand() -> None:
-    """n = 3, d = 2: nine scores of two terms, six results of three. k = 3: four matrices … for each of five tokens."""
+    """Self-attention, n = 3, d = 2: 9 scores of 2 terms, 6 results of 3. Convolution: 8 weights per token and tap."""
     assert numbers(self_attention_complexity(3, 2)) == (9 * 2 + 6 * 3, 0, 2, 1)
     assert numbers(self_attention_complexity(3, 2, autoregressive=True)) == (6 * 2 + 2 * (1 + 2 + 3), 0, 2, 1)
     assert numbers(convolution_complexity(5, 2, 4, 3)) == (5 * 3 * 8, 24, 1, 2)

@@ -56,7 +56,7 @@ class Stack(Protocol[Array]):
 
 
 class Recur(Protocol[Array]):
-    """A network in layers over time; ``depth`` may be said, too."""
+    """A network in layers over time; ``depth`` may also be passed."""
 
     def __call__(
         self,

@@ -40,6 +40,7 @@ MAX_TIME_LIMIT = 31 * 86_400
 """Largest value of ``--time-limit``, in seconds: 31 days."""
 
 WORKERS_PER_CORE = 4
+"""Most workers per core; a larger ``--workers`` is reduced."""
 
 PIPE_WIDTH = 10_000
 """Columns of output without a terminal: more than any table has."""

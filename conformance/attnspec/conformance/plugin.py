@@ -37,6 +37,7 @@ def settings_of_options(config: pytest.Config) -> Settings:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect verdicts in the controlling process; let workers start the backend."""
+    # With a shared folder this is a run of the command ``attnspec``, which keeps its time limit itself.
     limit = config.getoption("--attn-time-limit")
     if limit and config.getoption("--attn-shared-folder") is None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(TimeLimit(limit), TIME_LIMIT_PLUGIN)
@@ -46,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
                 raise pytest.UsageError(f"{flag}: expected --attn-backend=NAME, too; suites set attributes instead")
         return
     settings = settings_of_options(config)
-    if _is_isolated_worker(config):
+    if _is_check_worker(config):
         from attnspec.conformance.remote.processes import close_memory, die_with_parent
 
         die_with_parent()
@@ -83,19 +84,20 @@ class TimeLimit:
             raise pytest.exit.Exception("time limit")
 
 
-def _is_isolated_worker(config: pytest.Config) -> bool:
+def _is_check_worker(config: pytest.Config) -> bool:
     """Return whether this is a worker process of ``attnspec check``."""
     return hasattr(config, "workerinput") and settings_of_options(config).shared_folder is not None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Exclude from garbage collection what a worker of ``attnspec check`` has imported."""
-    if _is_isolated_worker(session.config):
+    if _is_check_worker(session.config):
         gc.freeze()
         gc.set_threshold(100_000)  # checks leave few reference cycles
         from attnspec.conformance.running.isolated import ignore_signal
 
-        # The controlling process handles Ctrl-C: a KeyboardInterrupt here is an exception of the backend.
+        # The controlling process handles Ctrl-C. With SIG_IGN, ``call_safely`` takes a KeyboardInterrupt for the
+        # backend's own: right for a backend in this process, wrong for the end of an isolated one, ``HostEnded``.
         in_process = settings_of_options(session.config).in_process
         signal.signal(signal.SIGINT, signal.SIG_IGN if in_process else ignore_signal)
 
@@ -107,7 +109,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """
     if JUDGED_BACKENDS in config.stash:
         config.stash[JUDGED_BACKENDS].close()
-    if _is_isolated_worker(config):
+    if _is_check_worker(config):
         gc.freeze()
 
 

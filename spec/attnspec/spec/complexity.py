@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 _COUNTED = dict.fromkeys(("n", "m", "t"), Axis.LENGTH)
+"""Lengths that complexities take as numbers: no array has them, and they are at least 1."""
+
 _COMPARISON = S4.passage("Inductive Bias")
 
 
@@ -304,7 +306,7 @@ class ComplexityOperations(Generic[Array]):
 
 
 class ComplexityTable(TypedDict, Generic[Array], total=False):
-    """The layers that attention is compared with, by name."""
+    """Typed dictionary of these layers; Python cannot derive it from the class above."""
 
     convolution: Convolution[Array]
     graph_layer: GraphLayer[Array]

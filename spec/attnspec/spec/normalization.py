@@ -68,7 +68,7 @@ class NormalizationOperations(Generic[Array]):
 
 
 class NormalizationTable(TypedDict, Generic[Array], total=False):
-    """The operations of normalization by name."""
+    """Typed dictionary of these operations; Python cannot derive it from the class above."""
 
     softmax: Softmax[Array]
     mean_normalization: MeanNormalization[Array]

@@ -90,7 +90,7 @@ class PoolingOperations(Generic[Array]):
 
 
 class PoolingTable(TypedDict, Generic[Array], total=False):
-    """The operations of pooling by name."""
+    """Typed dictionary of these operations; Python cannot derive it from the class above."""
 
     attention_pooling: AttentionPooling[Array]
     average_pooling: AveragePooling[Array]

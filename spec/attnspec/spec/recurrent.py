@@ -59,7 +59,7 @@ class RNNParameters(Generic[Array]):
 class RNNCell(Protocol[Array]):
     """One step of a recurrent network, from input and previous state to next state.
 
-    Where: S4 leaves the activation φ open; here it is tanh. The state has no unit.
+    Where: S4 leaves the activation φ open; here it is tanh. The state has no unit, since tanh gives pure numbers.
     Domain: The pre-activation does not overflow.
     """
 
@@ -493,7 +493,7 @@ class RecurrentOperations(Generic[Array]):
 
 
 class RecurrentTable(TypedDict, Generic[Array], total=False):
-    """The operations of recurrent networks by name."""
+    """Typed dictionary of these operations; Python cannot derive it from the class above."""
 
     rnn_cell: RNNCell[Array]
     rnn_output: RNNOutput[Array]

@@ -154,7 +154,7 @@ class ScoringOperations(Generic[Array]):
 
 
 class ScoringTable(TypedDict, Generic[Array], total=False):
-    """The operations of scoring by name."""
+    """Typed dictionary of these operations; Python cannot derive it from the class above."""
 
     dot_scores: DotScores[Array]
     scaled_dot_scores: ScaledDotScores[Array]

@@ -423,7 +423,7 @@ class Seq2SeqOperations(Generic[Array]):
 
 
 class Seq2SeqTable(TypedDict, Generic[Array], total=False):
-    """The operations of sequence to sequence by name."""
+    """Typed dictionary of these operations; Python cannot derive it from the class above."""
 
     bahdanau_context: BahdanauContext[Array]
     luong_context_dot: LuongContextDot[Array]

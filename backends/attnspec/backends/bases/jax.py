@@ -38,6 +38,7 @@ class JaxBackend(Operations[jax.Array]):
         except (RuntimeError, IndexError, ValueError):
             platforms = ", ".join(sorted({d.platform for d in jax.devices()} | {"cpu"}))
             raise ValueError(f"device: expected one of {platforms}; got {device!r}") from None
+        # Narrowed floats would be judged at another dtype. Integers, such as tokens, may be narrowed.
         if array.dtype.kind not in "iu" and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
             raise ValueError(f"dtype: expected one that JAX keeps (jax_enable_x64 is off); got {array.dtype}")
         return jax.device_put(jnp.array(array), target)
@@ -55,11 +56,12 @@ class JaxBackend(Operations[jax.Array]):
             for path, a in flatten(dict(arguments)).items()
             if isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jnp.floating)
         }
-        weights = {path: c for path, c in flatten(cotangent).items() if c is not None}
+        # of several results, such as tokens and their score, only those with a cotangent are differentiated
+        cotangents = {path: c for path, c in flatten(cotangent).items() if c is not None}
 
         def apply(float_arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
             result = getattr(self, operation)(**map_tree(dict(arguments), lambda path, a: float_arrays.get(path, a)))
-            return {path: x for path, x in flatten(result).items() if path in weights}
+            return {path: x for path, x in flatten(result).items() if path in cotangents}
 
-        (gradients,) = jax.vjp(apply, float_arrays)[1](weights)
+        (gradients,) = jax.vjp(apply, float_arrays)[1](cotangents)
         return dict(gradients)

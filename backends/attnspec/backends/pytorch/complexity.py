@@ -56,5 +56,6 @@ def graph_layer(
         received = sent.sum(-2, keepdim=True)
     else:
         edges = mask.expand(*mask.shape[:-1], x.shape[-2])
+        # weights and mask: a weight of 0 alone would let NaN through from a node without an edge
         received = pool(edges.to(sent.dtype), edges, sent)
     return received.to(x.dtype).expand(shape).contiguous()

@@ -60,6 +60,7 @@ def fast(
     mask_type = None
     if excluded is not None:
         excluded, mask_type = F.pad(F.pad(excluded, (0, size - m), value=True), (0, 0, 0, size - n)), 0
+        # PyTorch's types: 0 is one mask (n, n) for all heads, 2 a mask (batch, heads, n, n)
         if excluded.ndim == 3:
             excluded, mask_type = excluded.reshape(prod(batch), heads, size, size), 2
     joined = torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)])
@@ -104,11 +105,13 @@ class Heads(Row):
         return self.call(query, key, value, w_q, w_k, w_v, w_o, mask, causal)
 
 
-_MASKED = Semantics(masked_nonfinite="propagates", fully_masked="nan")
-_HIDING = Semantics(masked_nonfinite="propagates", nan_queries="hidden")
-_FILLED = replace(_MASKED, no_keys="nan")
+# A softmax of −∞ alone gives NaN. Without weights the slow path calls F.scaled_dot_product_attention, which gives 0
+# there and on the CPU may hide NaN in a query. The fast path also gives NaN for m = 0: it pads with excluded keys.
+_BY_SOFTMAX = Semantics(masked_nonfinite="propagates", fully_masked="nan")
+_BY_SDPA = Semantics(masked_nonfinite="propagates", nan_queries="hidden")
+_PADDED = replace(_BY_SOFTMAX, no_keys="nan")
 
-slow_path = Heads("slow", weights=False, semantics=_HIDING)
-slow_path_with_weights = Heads("slow", weights=True, semantics=_MASKED)
-fast_path = Heads("fast", weights=False, semantics=_FILLED)
-fast_path_with_weights = Heads("fast", weights=True, semantics=_FILLED)
+slow_path = Heads("slow", weights=False, semantics=_BY_SDPA)
+slow_path_with_weights = Heads("slow", weights=True, semantics=_BY_SOFTMAX)
+fast_path = Heads("fast", weights=False, semantics=_PADDED)
+fast_path_with_weights = Heads("fast", weights=True, semantics=_PADDED)

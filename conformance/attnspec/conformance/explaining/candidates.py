@@ -60,6 +60,7 @@ def explains(candidate: Candidate, probe: Probe, subject: Subject) -> bool:
     own = roundings(candidate, probe, subject)
     if own is None:
         return False
+    # ``largest_distance`` doubles budgets; the candidate's own roundings count once.
     return largest_distance(predicted, probe.got, {p: x + own[p] / 2 for p, x in probe.allowed.items()}) <= 1
 
 
@@ -95,6 +96,7 @@ def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results |
     It is the change of its results under perturbed arguments, plus the rounding of the results.
     """
     p = subject.precision
+    # A 16-bit dtype would round small perturbations away.
     dtype = np.dtype(np.float32) if subject.dtype in NARROW else None
     rng = np.random.default_rng(0)
     floats = {leaf.path: x if dtype is None else x.astype(dtype) for leaf, x in probe.arguments.floats}

@@ -56,6 +56,7 @@ def _formulas(subject: Subject) -> Iterator[tuple[str, str, Formula]]:
         for choice in QUESTIONS[question].choices:
             choices: dict[str, Any] = {question: choice}
             yield question, choice, partial(subject.oracle_values, **choices)
+    # This question concerns operations that weigh keys once; in models, such as ``encoder_stack``, layers mix the rows.
     if QUESTIONS["attendable_nan"].concerns(operation) and operation.masks and len(operation.outputs) == 1:
         uniform = partial(result_of_equal_weights, subject=subject)
         yield "fully_masked", "uniform", partial(_with_empty_rows, subject, uniform)

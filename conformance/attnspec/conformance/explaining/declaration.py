@@ -58,6 +58,7 @@ def declaration(
     limits, refused = _limits(contract, cases, judged)
     usable = {case: x for case, x in cases.items() if x and not contradictory & {(case[0], q) for q in x["semantics"]}}
     usable = {case: x for case, x in usable.items() if REFUSED not in x["limits"] or case in refused}
+    # Computed without and with the explanations: only attributes that these change are shown.
     present, attributes = (
         {"semantics": _semantics(contract, x), "precision": _precision(contract, x, cases)} for x in ({}, usable)
     )
@@ -94,6 +95,7 @@ def _conflicts(judged: Iterable[Result], cases: Mapping[tuple[str, str], Mapping
         question = ASKED_BY[r.law].name if r.law in ASKED_BY else ""
         if question and r.status is Status.PASSED and r.observed is not None:
             observed[r.operation, question].add(r.observed)
+    # An ``allowing`` choice contradicts no other: a backend whose NaN may be hidden may also propagate it.
     return {key for key, x in observed.items() if len(x) > 1 and QUESTIONS[key[1]].allowing not in x}
 
 

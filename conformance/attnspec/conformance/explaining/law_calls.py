@@ -66,7 +66,8 @@ def calls_of_violated_laws(
 ) -> list[Probe]:
     """Return the calls of violated laws, with the correct formulas' numbers.
 
-    Return none if the backend declares choices under which these formulas cannot compute.
+    Return none if the backend declares choices under which these formulas cannot compute: any but those of
+    ``subject.choices``, such as ``causal_alignment``, and of ``rejection``, which changes no numbers.
     """
     choices: dict[str, Any] = {question: QUESTIONS[question].normative for question in (*subject.choices, "rejection")}
     if replace(subject.semantics, **choices) != Semantics():

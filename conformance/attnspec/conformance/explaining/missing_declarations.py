@@ -28,10 +28,10 @@ from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.semantics import QUESTIONS, Semantics
 
-ENDED = {Reason.CRASHED, Reason.HUNG}
+ENDED = {Reason.CRASHED, Reason.HUNG}  # a second try would end the process again
 
 EXACTLY_SCALED = (64, 256, 16, 4)
-"""Head sizes d for which 1/√d is a power of 2; those whose scores have the most digits come first."""
+"""Head sizes d for which 1/√d is a power of 2, preferred ones first."""
 
 Judge = Callable[[Contract, Case], list[Result]]
 """Judges a case under a contract, up to its first example that violates a law."""
@@ -170,7 +170,8 @@ def unexplained(
 ) -> tuple[Contract, Sequence[Result]]:
     """Return the contract with the observed choices, and the violations still to be diagnosed.
 
-    If declarations explain all violations, all are diagnosed, under the present contract.
+    If declarations explain all violations, all are diagnosed, under the present contract: the user may declare the
+    difference or mend it.
     """
     violated = [r for r in failed if r.law not in explanation.get("laws", ())]
     if not explanation or not violated:
@@ -198,13 +199,14 @@ def _precision(search: Search) -> None:
     classes = explaining_classes(declared, search.case.dtype, _violated_at_exact_scales(search))
     if not classes or _search_under(search, widest_class(classes[-1]))[1].violates:
         return
-    # If the formula fails only on other laws' inputs, its own examples hold under any class and are no evidence.
-    by_others = FORMULA in search.violated and not search.judge_again(search.contract, [FORMULA])[FORMULA].violates
+    # The formula may have failed only on another law's inputs. Its own examples then hold under any class and are no
+    # evidence: a class has to settle all wrong values.
+    holds_alone = FORMULA in search.violated and not search.judge_again(search.contract, [FORMULA])[FORMULA].violates
     for name in classes:
         trial, formula = _search_under(search, name)
         if formula.status is Status.PASSED and formula.error_ratio >= MIN_USED_BUDGET:
             verdicts = search.judge_again(trial.contract, dict.fromkeys([*search.violated, *filters]))
-            if by_others and any(r.violates and r.reason == Reason.VALUE for r in verdicts.values()):
+            if holds_alone and any(r.violates and r.reason == Reason.VALUE for r in verdicts.values()):
                 continue
             if any(verdicts[law].violates for law in filters) or _counterexample_is_wrong(search, trial.contract):
                 continue
@@ -236,7 +238,11 @@ def _counterexample_is_wrong(search: Search, contract: Contract) -> bool:
 
 
 def _violated_at_exact_scales(search: Search) -> bool:
-    """Return True if numbers are wrong even at a head size that scales queries exactly."""
+    """Return True if numbers are wrong even where scaling queries by 1/√d rounds nothing.
+
+    Then the cause is not a rounding of scaled queries, which the ``prescaled-*`` classes of 16-bit dtypes allow. The
+    case is judged again with the first head size of ``EXACTLY_SCALED`` that the limits allow.
+    """
     declared = search.contract.limits.head_sizes
     size = next((size for size in EXACTLY_SCALED if declared is None or size in declared), None)
     if size is None or search.case.dtype not in NARROW:

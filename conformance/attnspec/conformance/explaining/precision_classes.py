@@ -54,7 +54,7 @@ def has_exact_scale(arguments: Arguments) -> bool:
         return False
     scale = arguments[scale_option] if scale_option else None
     scale = arguments.array(operation.queries[0].path).shape[-1] ** -0.5 if scale is None else scale
-    return bool(abs(frexp(scale)[0]) == 0.5)
+    return bool(abs(frexp(scale)[0]) == 0.5)  # the mantissa of a power of 2
 
 
 def widest_class(name: str) -> str:

@@ -107,6 +107,7 @@ class Refusals:
 def refusals(subject: Subject, mark: Mark) -> Refusals:
     """Call a backend within its limits, and return what it refuses."""
     probes = _Probes(subject, mark)
+    # ``torch.nn.MultiheadAttention``, for one, takes only heads that divide the width.
     if not probes.accepts_any and divided_sizes(subject.operation).heads and not subject.limits.divided_heads:
         contract = replace(subject.contract, limits=replace(subject.limits, divided_heads=True))
         divided = Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
@@ -290,7 +291,7 @@ def _option_limits(subject: Subject, mark: Mark) -> dict[str, Any]:
         alone = [x for x in reduced if uses(x) and subject.in_domain(x)][:TRIED_PER_OPTION]
         mark(FORMULA, f"calls with no option, and with {name} alone")
         says = says_mismatched if name == "broadcasting" else says_lacking
-        comparable = [x for x in alone if _refused(subject, _without_others("", x)) is False]
+        comparable = [x for x in alone if _refused(subject, _without_others("", x)) is False]  # without options
         outcomes = [_refused(subject, x, says) for x in comparable]
         if False in outcomes or outcomes.count(True) < MIN_REFUSED:
             continue
@@ -314,7 +315,7 @@ def _varied_inputs(subject: Subject) -> Iterator[Arguments]:
 
 
 def _without_others(name: str, arguments: Arguments) -> Arguments:
-    """Return the call with defaults of all options but one; ``broadcasting`` keeps only its batches."""
+    """Return the call with defaults of all options but ``name``; ``broadcasting`` keeps only its batches."""
     kept = name.partition("=")[0]
     flag, masks = arguments.operation.flag, [leaf.path for leaf in arguments.operation.masks.values()]
     own = [flag] if kept == "causal" else masks if kept == "mask" else [kept]

@@ -36,7 +36,7 @@ class UndeclarablePrecision(NamedTuple):
 def _rounded_to(format: str, u: float, dtype: str) -> UndeclarablePrecision:
     """Return the precision of computing in one format and returning results in another dtype."""
     rounding = replace(CLASSES["ieee32"], dtype=dtype, inputs=u, operand=u, stored=u, weights=u, output=u)
-    step = 2 * u * SMALLEST_NORMAL[format]
+    step = 2 * u * SMALLEST_NORMAL[format]  # between subnormal numbers
     rounding = replace(rounding, weights_smallest=step, output_smallest=step, inputs_smallest=step)
     return UndeclarablePrecision(f"The errors look like {format} inside {dtype}.", rounding, format)
 

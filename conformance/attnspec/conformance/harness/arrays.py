@@ -113,10 +113,10 @@ def _array_of_capsule(capsule: Any) -> Numbers:
     strides = tuple(s * dtype.itemsize for s in tensor.strides[: tensor.ndim]) if tensor.strides else None
     interface = {
         "version": 3,
-        "data": (tensor.data + tensor.byte_offset, True),
+        "data": (tensor.data + tensor.byte_offset, True),  # read-only
         "shape": shape,
         "strides": strides,
-        "typestr": f"|V{dtype.itemsize}",
+        "typestr": f"|V{dtype.itemsize}",  # bytes, since this interface has no bfloat16
     }
     return np.asarray(_BorrowedMemory(capsule, interface)).view(dtype)
 

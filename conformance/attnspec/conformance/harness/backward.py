@@ -35,6 +35,7 @@ def judge_gradients(
     if count > MAX_PAIRS:
         _judge_samples(record, call, outputs, gradients, rng, seed, count)
         return
+    # Gradients of arrays that elements share have no batch axes, so that ``places`` would not fit.
     parts = elements_with_gradients(call, gradients) if separate else [(replace(call, places=()), gradients)]
     for part, part_gradients in parts:
         expected = record.subject.gradients(part.arguments, _cotangents(record, part))

@@ -64,6 +64,7 @@ def _value_gradients(element: Element, chosen: Columns) -> Gradient:
 def _key_gradients(keys: Numbers, element: Element, scores: Scores, chosen: Columns) -> Gradient:
     p = chosen.precision
     query, value, g = (_without_error(x, p) for x in (element.query, element.value[keys], element.cotangent))
+    # Rows without keys contribute nothing, whatever their output is by the declared choice.
     output = np.where(np.isneginf(chosen.log_sums), 0.0, element.output.astype(np.float64))
     weighted_sum = (g.value * output).sum(-1, keepdims=True)
     output_rounding = (g.value**2 * ((0.6 * p.output * output) ** 2 + p.output_smallest**2)).sum(-1, keepdims=True)
@@ -73,7 +74,7 @@ def _key_gradients(keys: Numbers, element: Element, scores: Scores, chosen: Colu
     error = np.hypot(difference.error, _error_of_weighted_sum(element, chosen, weighted_sum, weight_gradients.error))
     score_gradients = chosen.weights * Statistical(difference.value, error, p)
     unit = np.eye(1, query.shape[-1])
-    scale = float(scores(unit, unit)[0, 0])
+    scale = float(scores(unit, unit)[0, 0])  # 1, or 1/√d, by whose inverse the formula divides
     gradient = (query.swapaxes(-1, -2) @ (score_gradients / np.float64(1 / scale))).swapaxes(-1, -2)
     common = chosen.common_variance(score_gradients.value, scale * query.value)
     common = common + variance_of_query_tiles(score_gradients.value, scale * query.value, p)
@@ -123,6 +124,7 @@ def query_gradients(
         d = q.value.shape[-1]
         scored = scores(q, k)
         softmax = attendable_softmax(scored.value, allowed)
+        # ``repeats``: most equal scores in a row; ``level``: relative error that all weights of a row share.
         alpha, sigma, repeats, level = statistical_weights(softmax, scored.error, p)
         # Kernels recompute weights as exp(score − log sum); the scores in the log sum were added in another order.
         largest = np.where(softmax.attendable, np.abs(scored.value), 0.0).max(-1, keepdims=True, initial=0.0)

@@ -2,9 +2,8 @@
 
 Averages over many rows reveal such errors, as in the laws on ensembles (``docs/ensembles.md``), but only if errors of
 different rows are independent, and as often positive as negative. Therefore rows that round alike count once, and
-nothing is tested if too few rows remain. Each test is first tried on *honest* results: exact results with weights and
-sums rounded as the precision class allows. Twice their estimate is added to its limit. If a test rejects an honest
-result, as it may if every row has a weight of almost 1, its assumptions fail, and it reports nothing.
+nothing is tested if too few rows remain. *Honest* results, exact ones with weights and sums rounded as the precision
+class allows, show what errors are not yet evidence (``filters``).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -137,6 +136,7 @@ class Ensemble:
         return np.concatenate([self._grouped(x, part) for x, part in zip(arrays, self.parts, strict=True)])
 
     def _grouped(self, x: Numbers, part: Part) -> Numbers:
+        """Return one row per group of a part, tested or not."""
         depth = len(part.arguments.batch)
         if self.by_row:
             (axis,) = self.leaf.axes(self.subject.operation.query_size or "")

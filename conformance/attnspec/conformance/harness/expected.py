@@ -12,7 +12,7 @@ from attnspec.conformance.laws.rows_without_keys import with_even_weights
 
 
 class Expected(NamedTuple):
-    """Expected numbers and budgets, and a mask of required NaN (None: nowhere)."""
+    """Expected numbers, budgets, and a mask of required NaN (None: nowhere). Any other NaN leaves its element open."""
 
     value: Numbers
     budget: Numbers

@@ -20,7 +20,8 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.laws import attention, pooling
 
 MAX_SLOPE = 8.0
-"""Largest slope of an approximated exponential's error, as a multiple of the error: its sign alternates per octave."""
+"""Largest slope of an approximated exponential's error, as a multiple of it. The error changes its sign within a factor
+of 2, a step of 0.69 in the score; its slope looks like a wrong scale."""
 
 HONEST_FACTOR = 2.0
 """Factor by which an honest implementation's estimate may exceed those of the simulated honest results."""
@@ -44,6 +45,7 @@ class EnsembleFilter:
 
     def test_on(self, subject: Subject, got: Numbers) -> tuple[float, float, str]:
         """Return the estimated error of ``got``, its limit, and a message if that is exceeded."""
+        # ``check`` stores its estimate and limit, and a ratio that is no error ratio of the judged numbers.
         ratio_before, message = subject.ratio, ""
         subject.estimates.pop(self.quantity, None)
         try:
@@ -61,6 +63,7 @@ class EnsembleFilter:
 
         Rows of honest results share some roundings, such as that of a common exponential, which the filter may mistake
         for a defect. Implementations that round at other places may have up to ``HONEST_FACTOR`` times the estimate.
+        A filter that rejects an honest result, as it may if every row has a weight of almost 1, is no evidence.
         """
         honest = [self.test_on(ensemble.subject, x) for x in ensemble.honest_results]
         # The results in ``ensemble.rounded`` come first among the honest ones.
@@ -128,7 +131,7 @@ def has_filters(operation: Operation) -> bool:
 
 
 def _concerns(is_governed: Callable[[Operation], bool], operation: Operation) -> bool:
-    """Return True if a filter's law governs the operation, or options change its scores."""
+    """Return True if a filter's law governs the operation, or if it is like `grouped_query_attention`."""
     return is_governed(operation) or has_score_options(operation)
 
 

@@ -95,6 +95,7 @@ def _explaining_class(subject: Subject, arguments: Arguments, results: Results, 
         _judge_results(record, whole(arguments.replaced({}), results), reading.generator(seed, "judge"))
         return record.verdict()
 
+    # If the widest class explains nothing, none does. Errors far below what a class allows have another cause.
     if not classes or under(widest_class(classes[-1])).worst is not None:
         return ""
     verdicts = ((name, under(name)) for name in classes)
@@ -104,6 +105,7 @@ def _explaining_class(subject: Subject, arguments: Arguments, results: Results, 
 def _judge_results(record: Record, call: Part, rng: np.random.Generator) -> None:
     subject, operation = record.subject, record.subject.operation
     judged_parts = list(parts(subject, call, rng))
+    # The subject's backend is a placeholder: the dtype of `alibi_slopes`, say, is read from these results.
     for part in judged_parts:
         part.arguments.memo["results"] = part.results
     # Threads of the BLAS would compete with these threads.

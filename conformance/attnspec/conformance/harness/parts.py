@@ -50,9 +50,11 @@ class Part:
     def place(self, index: tuple[int, ...], row: int | None) -> tuple[int, ...]:
         """Return a number's index in the whole result; ``row`` is the row axis after the batch."""
         batch_axes = len(self.arguments.batch) if self.places else 0
+        # Splitting removes leading batch axes; ``places`` keeps their one index.
         removed_axes = len(self.places) - batch_axes
         core = list(index[batch_axes:])
         if self.heads is not None:
+            # Only results that begin with an axis of heads are split by heads: see `leading_head_sizes`.
             core[0] = int(self.heads[core[0]])
         if self.rows is not None and row is not None:
             core[row] = int(self.rows[core[row]])
@@ -119,7 +121,7 @@ def split_heads(operation: Operation, part: Part, max_heads: float) -> Iterator[
 
 
 def _with_heads(operation: Operation, part: Part, size: str, chosen: slice) -> Part:
-    """Return the part with these indices along ``size``, which counts heads, or heads per group."""
+    """Return the part with these indices along ``size``: key heads, or query heads per key head."""
 
     def change(x: Numbers, axis: int) -> Numbers:
         return x[(slice(None),) * axis + (chosen,)]
@@ -188,7 +190,10 @@ def count_of_heads(arguments: Arguments) -> int:
 
 
 def leading_head_sizes(operation: Operation) -> tuple[str, ...]:
-    """Return the names of the head axes with which every result begins; empty if heads are concatenated."""
+    """Return the sizes whose product is the leading head axis of every result; else empty.
+
+    `grouped_query_attention` has (heads_k, group); `multi_head_attention` has none, since it concatenates heads.
+    """
     head_sizes = {*operation.sizes_of(Axis.HEAD), *operation.sizes_of(Axis.GROUP)}
     leading = {leaf.core[0].factors if leaf.core else () for leaf in operation.outputs}
     return next(iter(leading)) if len(leading) == 1 and {*next(iter(leading))} <= head_sizes else ()
@@ -200,7 +205,7 @@ def leading_head_sizes(operation: Operation) -> tuple[str, ...]:
 def independent_rows(subject: Subject, arguments: Arguments, count: int, rng: np.random.Generator) -> Numbers | None:
     """Return the rows to judge; None for all, if rows are few or depend on other queries.
 
-    Slopes (ALiBi) depend on positions only, which :func:`at_rows` writes into the bias.
+    Slopes (ALiBi) depend on positions, but rows may be sampled, since :func:`at_rows` writes them into the bias.
     """
     slopes = subject.operation.part(ScoreEffect.SLOPES)
     return rows_to_judge(subject, arguments.replaced({slopes: None}) if slopes else arguments, count, rng)
@@ -225,7 +230,7 @@ def at_rows(subject: Subject, arguments: Arguments, rows: Numbers) -> Arguments:
 
 
 def with_explicit_positions(subject: Subject, arguments: Arguments) -> Arguments:
-    """Write all positions into mask and bias, so that keys can be removed or added."""
+    """Write all positions into mask and bias, so that keys can be removed or added; not in self-attention."""
     operation = arguments.operation
     positional = [*mask_options(operation), *filter(None, [operation.part(ScoreEffect.SLOPES)])]
     if operation.attends_to_itself or all(arguments[path] is operation.defaults[path] for path in positional):

@@ -42,7 +42,6 @@ def figure(compared: Sequence[Compared], title: str) -> "Figure":
     """Return heat maps of error over budget, a pair for the result and each gradient.
 
     The left map shows the largest ratio of each row, for all batch elements; the right one all features of the worst.
-    Errors: ``ImportError`` without matplotlib, which the extra ``plot`` installs.
     """
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure

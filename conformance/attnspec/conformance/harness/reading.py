@@ -79,6 +79,7 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
 def without_results(operation: Operation, output: Any) -> Operation:
     """Return the operation without the optional results that are None in ``output``."""
     nodes = operation.result.nodes if isinstance(operation.result, Branch) else ()
+    # For another structure, which `results_of` reports, nothing counts as missing.
     values = output if isinstance(output, tuple) and len(output) == len(nodes) else nodes
     missing = [x.path for x, y in zip(nodes, values, strict=True) if isinstance(x, Leaf) and x.optional and y is None]
     return operation.without(frozenset(missing))
@@ -160,6 +161,7 @@ def _floats(dtype: str) -> str:
 
 
 KINDS = {Kind.BOOL: ("booleans", "b"), Kind.INT: ("integers", "iu")}
+"""Word in messages, and NumPy's kind letters, for arrays that are not floats."""
 
 
 def _array(leaf: Leaf, x: Any, title: str) -> Numbers:
@@ -212,7 +214,7 @@ def in_one_dtype(operation: Operation, arguments: Arguments, outputs: Results | 
     """Return the dtype for judging, and the arguments with 8-bit floats converted to it.
 
     It is the common dtype of all float arrays, or that of the results if inputs have 8 bits. Beside 16-bit arrays,
-    arrays added to scores may be float32. Errors: ``TypeError`` for any other mixture.
+    arrays added to scores, such as a bias, may be float32. Errors: ``TypeError`` for any other mixture.
     """
     dtypes = {leaf.path: str(x.dtype.name) for leaf, x in arguments.floats}
     of_result = str(outputs[operation.leading.path].dtype.name) if outputs else "float32"

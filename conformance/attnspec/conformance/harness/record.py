@@ -19,7 +19,11 @@ MAX_NOT_JUDGED = 0.5
 
 
 class Record:
-    """Comparisons of one judgement, and the worst number so far."""
+    """Comparisons of one judgement, and the worst number so far.
+
+    ``where`` is the worst number's part, its index in that part, and its axis of rows after the batch. ``nonfinite``
+    counts expected numbers that are not finite; in ``required_nan`` of them the result must be NaN.
+    """
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -73,6 +77,7 @@ class Record:
     def verdict(self) -> Verdict:
         """Return the verdict on all comparisons."""
         subject, count = self.subject, max(sum(x.got.size for x in self.compared), 1)
+        # ``not_judged`` counts too wide budgets and, like ``nonfinite``, numbers without a finite expectation.
         too_wide = (subject.not_judged - self.nonfinite) / count
         left_open = (self.nonfinite - self.required_nan) / count
         if not self.outside and too_wide > MAX_NOT_JUDGED * (1 - left_open):

@@ -47,7 +47,7 @@ class WeightsRounded(Statistical):
         return super()._computed(value, np.zeros(np.shape(value)), **more)
 
     def _matmul(self, value: Numbers, a: Self, b: Self) -> Self:
-        if a.weights is not None:
+        if a.weights is not None:  # set on softmax weights only
             stored = self.stored(a.value, self.precision)
             a = self._computed(stored, a.error, weights=a.weights, level=a.level)
             value = a.value @ b.value

@@ -136,7 +136,7 @@ class SampledGradients:
         leaf, operation = part.arguments.leaves[path], self.subject.operation
         size = (operation.query_size if path == self.query else operation.key_size) or ""
         gradient = along(gradient, leaf, size, part.arguments.binding, take(positions))
-        # Messages about a wrong number call the oracle, which is not affordable for all rows.
+        # Messages call the oracle, affordable for ``rows`` only; ``positions`` are this gradient's queries or keys.
         sample = replace(with_rows(self.subject, part, rows), rows=positions)
         self.record.compare(gradient, expected, sample, f"the gradient of {path}", len(leaf.core) + leaf.axes(size)[0])
 

@@ -15,7 +15,7 @@ ADDED = (ScoreEffect.BIAS, ScoreEffect.SLOPES, ScoreEffect.SINK)
 
 
 def has_score_options(operation: Operation) -> bool:
-    """Return True for operations with a scale option whose independent rows attend to unprojected keys."""
+    """Return True for `grouped_query_attention` and its like: independent rows, unprojected keys, a scale option."""
     by_row = operation.query_size in operation.order_free(Axis.QUERY) and bool(operation.linear)
     return (
         by_row
@@ -39,7 +39,8 @@ def without(arguments: Arguments, *parts: ScoreEffect) -> Arguments:
 def rescaled(arguments: Arguments, factor: float) -> Arguments:
     """Return arguments whose scores are multiplied by ``factor`` before caps, biases and masks.
 
-    Where scores are dot products with a scale option, multiplied queries do that; else the factor is distributed.
+    With a scale option, as in `grouped_query_attention`, queries are multiplied. In others, the arguments named in
+    ``scores_scale_with`` share the factor.
     """
     if arguments.operation.scores_scale_with or not arguments.operation.part(ScoreEffect.SCALE):
         return ensembles.rescaled(arguments, factor)

@@ -63,7 +63,7 @@ def _hidden_defects(subject: Subject, arguments: Arguments, seed: int) -> tuple[
 
 
 def _candidates(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Iterator[Arguments]:
-    """Yield normal inputs, then inputs on which a key of zeros would dominate."""
+    """Yield normal inputs, then some with scores below 0, where a key of zeros dominates."""
     normal = arguments.replaced({leaf.path: _normal(subject, leaf, x.shape, rng) for leaf, x in arguments.floats})
     yield normal
     if not has_tried_defects(subject.operation) or not all(arguments.batch):

@@ -39,7 +39,7 @@ class EqualGroups(NamedTuple):
 
 
 def equal_groups(marks: Numbers, precision: Precision) -> EqualGroups:
-    """Group terms whose marks differ by less than a rounding step: they round alike.
+    """Group terms whose marks agree to a quarter of the unit roundoff: they round alike.
 
     A mark is a logarithm of a weight, or a score. Terms marked NaN, and those of small groups, get no group.
     """

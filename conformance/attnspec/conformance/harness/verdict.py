@@ -54,6 +54,7 @@ class Verdict:
             wide, or every number is left open; else empty.
         together: an error that many rows share and no single number shows; else empty.
         ensemble: number of rows that were tested for such errors, or the reason why none were, as text.
+        hidden, diagnose, propose: functions that compute ``cannot_see``, ``diagnosis`` and ``explained_by``.
     """
 
     operation: str
@@ -121,6 +122,7 @@ class Verdict:
 
     @property
     def _extent(self) -> str:
+        # Smaller shares would be printed as 0 %.
         too_wide = f"{self.untold:.0%} of the numbers have budgets too wide to judge" if self.untold >= 0.005 else ""
         left_open = f"{self.left_open:.0%} are left open, because they come from {OPEN}" if self.left_open else ""
         return "; ".join(filter(None, (self.judged, too_wide, left_open)))

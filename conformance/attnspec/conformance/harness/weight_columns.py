@@ -64,6 +64,7 @@ class Columns:
     @cached_property
     def common_error(self) -> Numbers:
         """The relative error that all weights of a row share, and similar rows with it."""
+        # Equal exponentials added one by one round alike; a rounded log Σ exp moves all weights.
         u, logarithm = self.precision.accumulation, np.where(np.isfinite(self.log_sums), self.log_sums, 0.0)
         return u * np.sqrt((0.5 * self.repeats) ** 2 + (0.6 * logarithm) ** 2)
 
@@ -78,6 +79,7 @@ class Columns:
         of_weights = (self.largest_weight * np.expm1(largest_shift) / WIDTH) ** 2
         largest = np.maximum(np.abs(self.scores.value).max(-1, keepdims=True), np.abs(self.max_scores))
         largest = np.where(np.isfinite(largest), largest, 0.0)
+        # Roundings of an exponential, of the sum, and of scores that are summed in another order.
         summing = u**2 * (1 + self.keys / 4 + (1 + 0.5 * self.features) * largest**2)
         error: Numbers = np.sqrt(of_weights * np.exp(2 * largest_shift) + summing + self.common_error**2)
         return error
@@ -88,6 +90,7 @@ class Columns:
         u, drop = self.precision.accumulation, np.where(self.allowed, self.scores.value - self.max_scores, 0.0)
         largest_shift = WIDTH * np.minimum(np.sqrt(self.scores.error**2 + u**2 * (1 + drop**2)), 1.0)
         of_score = np.expm1(largest_shift) / WIDTH * (1 - self.alpha)
+        # As in ``statistical_weights``, first order fails for a score whose 8σ exceeds ½.
         beyond_first_order = (WIDTH * self.score_error > 0.5) & (self.alpha < 1)
         return np.where(beyond_first_order & self.allowed, UNKNOWN, np.hypot(of_score, self.sum_error))
 

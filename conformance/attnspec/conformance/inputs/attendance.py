@@ -28,7 +28,8 @@ def attendable(
 ) -> Numbers:
     """The keys that every query may attend to: booleans (*batch, n, m) or (*batch, m).
 
-    ``keys`` is by default the attended axis; ``rows`` selects queries.
+    ``keys`` is by default the attended axis; ``rows`` selects queries. ``bottom_right`` aligns the causal flag and the
+    window at the last query and key instead of the first.
     """
     operation, shape = arguments.operation, mask_shape(arguments, keys)
     keys = keys or operation.key_size or ""
@@ -83,7 +84,7 @@ def with_explicit_mask(arguments: Arguments, rows: Numbers | None = None, *, bot
 
 
 def with_first_keys(arguments: Arguments) -> Arguments:
-    """A copy whose mask rows without keys (if causal, all rows) allow the first key."""
+    """A copy whose mask rows without keys allow the first key; if causal, all rows."""
     for keys, leaf in arguments.operation.masks.items():
         mask = arguments[leaf.path]
         if mask is not None and mask.shape[-1]:
@@ -124,13 +125,16 @@ def collapsed_masks(
     query_size, n, m = operation.query_size, arguments.queries, arguments.size(keys)
     if core < 2 or query_size is None or query_size == keys or limits.multiple_of > 1 or not n or not m:
         return
+    # With as many queries as keys, a kernel that exchanges the two axes raises nothing.
     count = min(m, LARGEST_SQUARE)  # as many queries, repeated if there are fewer
     square = arguments.along(keys, keep(count)).along(query_size, take(np.arange(count) % n))
     yield square, (*shape[:batch], 1, count)
     yield square, (*shape[:batch], count, 1)
     if not batch and broadcasts and limits.max_batch_dims:
+        # A mask per batch element, of a call without a batch: its first axis fits the queries too.
         few_queries = arguments.along(query_size, keep(4))
         yield few_queries, (few_queries.queries or 0, 1, m)
     if batch and shape[batch - 1]:
+        # As many queries as batch elements: the batch axis fits the queries too.
         query_per_element = arguments.along(query_size, take(np.arange(shape[batch - 1]) % n))
         yield query_per_element, (*shape[:batch], 1, m)

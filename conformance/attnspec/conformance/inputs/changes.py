@@ -12,6 +12,7 @@ from attnspec.spec.contract.tree import Kind
 def with_other_rows(arguments: Arguments, size: str, chosen: Numbers, draw: Callable[[Numbers], Numbers]) -> Arguments:
     """A copy with the ``chosen`` rows (booleans) along an axis drawn anew."""
 
+    # Integers may have bounds, so they are exchanged instead of drawn.
     def replace(x: Numbers, axis: int) -> Numbers:
         rows = chosen.reshape(-1, *(1,) * (x.ndim - 1 - axis))
         return np.where(rows, np.flip(x, axis) if x.dtype.kind in "biu" else draw(x), x)
@@ -20,7 +21,7 @@ def with_other_rows(arguments: Arguments, size: str, chosen: Numbers, draw: Call
 
 
 def hide_from(arguments: Arguments, size: str, length: int) -> tuple[Arguments, Arguments]:
-    """Two copies: one hides positions from ``length`` on, one is to be cut there."""
+    """Two copies: one hides positions from ``length`` on, one is to be cut there (lengths: the same copy)."""
     leaf = arguments.operation.hiding_argument(size)
     assert leaf is not None
     if leaf.kind is Kind.INT:

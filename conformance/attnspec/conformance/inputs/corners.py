@@ -32,7 +32,7 @@ KEY_HEADS = (1, 2, 3)
 BEAMS = (1, 2, 3, 5)
 INDICES = (0, 1, 3)
 """Values of an index option, each modulo its bound."""
-SPARE = (0, 1, 3)
+SPARE = (0, 1, 3)  # rows of a table that a call does not use
 DEPTHS = (2, 1, 3, 0)
 TAPS = (3, 2, 1, 4, 5, 7, 16)
 GRIDS = (2, 3, 1, 4, 5, 7, 8, 16, 17)
@@ -97,6 +97,7 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
     heads = KEY_HEADS if operation.sizes_of(Axis.GROUP) else HEADS
     axes = {Axis.LAYER: depths, Axis.HEAD: heads, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS, Axis.BEAM: BEAMS}
     axes |= {Axis.GROUP: KEY_HEADS, Axis.PAGE: PAGES, Axis.SEQUENCE: SEQUENCES, Axis.VOCABULARY: VOCABULARIES}
+    # Arrays have pages of a pool, or rows of a page. Other page sizes count the entries of a block table.
     if axis is Axis.PAGE and any(size in leaf.sizes for leaf in operation.floats):
         axes[Axis.PAGE] = POOLS if size in tables(operation) else PAGE_ROWS
     return next((levels for kind, levels in axes.items() if kind in axis), FEATURES)
@@ -112,6 +113,7 @@ def option_levels(option: Option, operation: Operation, limits: Limits) -> tuple
     unsupported = option.path in features and not limits.has(option.path)
     if unsupported or (option.path == operation.flag and not limits.causal):
         values = [default]
+    # Limits name a value that backends may lack as ``norm=pre``.
     accepted = (v for v in values if v == default or (f := f"{option.path}={v}") not in features or limits.has(f))
     return tuple(dict.fromkeys(accepted))
 

@@ -118,6 +118,7 @@ def integers(
     # One of them is the greatest: it overflows narrow integers, and random lengths may omit the last row.
     if values.size > 1 or (values.size and bound > ONE_BYTE):
         values.reshape(-1)[rng.integers(values.size)] = bound - 1 + is_length
+    # So is the first index: every length of at least 1 uses the first entry of its block table.
     if bound > ONE_BYTE and not is_length:
         values.reshape(-1)[:1] = bound - 1
     return values
@@ -132,7 +133,7 @@ def _integers_below(bound: int, shape: tuple[int, ...], rng: np.random.Generator
 
 def numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator, dtype: str, weight: bool = False) -> Numbers:
     """Numbers of a kind; weights are scaled by 1/√(last dimension)."""
-    half = dtype == "float16"
+    is_float16 = dtype == "float16"
     scale = 1 / sqrt(max(shape[-1], 1)) if weight and shape else 1.0
     match kind:
         case "zeros":
@@ -144,9 +145,9 @@ def numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator, dtype: 
         case "ties":
             return rng.choice([-1.0, 0.0, 1.0], shape) * _nearest_power_of_2(scale)
         case "large":
-            return rng.standard_normal(shape) * scale * (6 if half else 30)
+            return rng.standard_normal(shape) * scale * (6 if is_float16 else 30)
         case "wide":
-            exponents = rng.integers(-12 if half else -20, 3 if half else 6, shape)
+            exponents = rng.integers(-12 if is_float16 else -20, 3 if is_float16 else 6, shape)
             return np.asarray(rng.standard_normal(shape) * scale * 2.0**exponents)
         case "offset":
             return rng.standard_normal(shape) * scale + (0.0 if weight else 4.0)

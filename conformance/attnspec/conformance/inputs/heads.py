@@ -58,7 +58,7 @@ def _projects_joined_heads(leaf: Leaf, operation: Operation) -> bool:
 def with_divided_heads(sizes: dict[str, int], operation: Operation, limits: Limits) -> dict[str, int]:
     """The sizes with heads that divide the width, if the limits require it.
 
-    All attentions are alike. The width is at most that of the widest array; limited head sizes are those of one head.
+    All attentions get equal sizes. The width is at most that of the widest array; a limit of head sizes is per head.
     """
     names = divided_sizes(operation)
     if not limits.divided_heads or not names.heads:

@@ -33,17 +33,18 @@ def by_cause(violations: Iterable[Result]) -> tuple[list[Result], list[Result]]:
 def consequences(violations: Iterable[Result]) -> list[Result]:
     """Return the violations that may vanish once the operation's formula or its gradient is right.
 
-    They concern values or declarations, or have the same reason as that violation. Budgets assume right results: wrong
-    ones may even differ from each other. A known choice that is not declared is a cause of its own.
+    Wrong values and declarations may, since other laws' budgets assume right results. So may violations with that
+    violation's reason: an operation that raises may do so under every law. A known choice that the backend makes but
+    does not declare is a cause of its own.
     """
     results = list(violations)
-    broken: dict[tuple[str, str], set[str | None]] = {}
+    reasons_by_root: dict[tuple[str, str], set[str | None]] = {}
     for r in results:
         if r.law in ROOTS and not r.message.startswith(UNJUDGED):
-            broken.setdefault((r.operation, r.law), {Reason.VALUE, Reason.DECLARED}).add(r.reason)
+            reasons_by_root.setdefault((r.operation, r.law), {Reason.VALUE, Reason.DECLARED}).add(r.reason)
 
     def follows(r: Result, root: str) -> bool:
-        return r.reason in broken.get((r.operation, root), ()) and not _declarable(r)
+        return r.reason in reasons_by_root.get((r.operation, root), ()) and not _declarable(r)
 
     return [
         r

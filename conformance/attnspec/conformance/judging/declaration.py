@@ -85,7 +85,7 @@ def _misspelt(backend: Any) -> dict[str, str]:
     missing = [name for name in OPERATIONS if not hasattr(backend, name)]
     notes = {}
     for name in dir(backend):
-        near = [] if name.startswith("_") else get_close_matches(name, missing, 1, 0.9)
+        near = [] if name.startswith("_") else get_close_matches(name, missing, n=1, cutoff=0.9)
         if near and name not in OPERATIONS and callable(getattr(backend, name, None)):
             notes[printable(name)] = f"not tried, because no operation has this name; the nearest is {near[0]}"
     return notes

@@ -109,8 +109,9 @@ def cases(
 
 @dataclass
 class _LawProgress:
-    """The progress of one law; ``position`` is its index among all laws of the operation.
+    """The progress of one law.
 
+    ``position`` is its index among all laws of the operation, selected or not: a selection changes no examples.
     ``failure`` holds the violated check, its arguments, the violation and the seed. Counts are as in ``Comparisons``.
     """
 
@@ -136,7 +137,10 @@ ViolatedLaws = dict[str, _LawProgress]
 
 @dataclass
 class _Run:
-    """The judging of one case: its laws, their progress, and which checks run."""
+    """The judging of one case: its laws, their progress, and which checks run.
+
+    ``formula_guides``: the formula's error ratio steers Hypothesis; not if its check ended the process before.
+    """
 
     subject: Subject
     effort: Effort
@@ -289,6 +293,7 @@ def _explore(run: _Run, seed: int) -> None:
     rows = corners(subject.operation, subject.limits, seed=seed, most=effort.corners, work=effort.work)
     for i, example in enumerate(rows):
         _check_example(run, example, i, first=i == 0)
+        # Checks that run once per case have run on the first example.
         if run.finished or all(check.once for p in run.undecided for check in p.checks):
             return
     if effort.drawn:
@@ -332,7 +337,7 @@ def _draw(run: _Run, seed: int, count: int) -> None:
             return
         arguments = _check_example(run, example, count)
         count += 1
-        hypothesis.target(min(_formula_ratio(run, example, arguments), 1e6), label="error ratio")
+        hypothesis.target(min(_formula_ratio(run, example, arguments), 1e6), label="error ratio")  # only finite
 
     explore()
 

@@ -22,7 +22,7 @@ PAIRS = "pairs of a query and a key"
 """Counted per batch element, since few examples have both many queries and many keys."""
 
 AXIS_LABELS = {kind: label for kind, label in MEANINGS.items() if kind not in (Axis.SELF, Axis.SPARE, Axis.PAGE)}
-"""Labels of the kinds of axes, without the spare rows of a cache."""
+"""Labels of the kinds of axes. ``Axis.SELF`` has those of queries and of keys, the spare rows of a cache have none."""
 
 PAGES, PAGE_ROWS = "pages of a cache", "rows of a page"
 
@@ -38,6 +38,7 @@ def _size_labels(operation: Operation, size: str) -> tuple[str, ...]:
     """Labels of a size: two if it counts both queries and keys."""
     labels = [label for kind, label in AXIS_LABELS.items() if kind in operation.axis(size)]
     if operation.axis(size) is Axis.PAGE:
+        # Keys are stored as (pages, page, …): ``pages`` bounds the indices of the block table, ``page`` counts rows.
         in_rows = any(size in leaf.sizes for leaf in operation.floats) and size not in tables(operation)
         labels.append(PAGE_ROWS if in_rows else PAGES)
     return tuple(labels)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from attnspec.conformance.judging.violation import Reason
 
 FINISHED = 113
-"""Exit status of a child that finished its work; a crash has another."""
+"""Exit status of a child that finished its work, also by an exception; a crash has another."""
 
 CAN_FORK = hasattr(os, "fork")
 """True if processes can fork, so that a child need not import the backend again."""

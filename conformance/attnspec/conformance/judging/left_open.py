@@ -21,7 +21,8 @@ from attnspec.spec.contract.tree import Leaf
 def with_open_choices(operation: Operation, oracles: Mapping[str, Judged]) -> dict[str, Judged]:
     """The oracle, with infinite budgets where rounding decides a selection, such as a beam.
 
-    The reference marks the results of such a selection with an unknown error.
+    The reference marks the results of such a selection with an unknown error. All results of that batch element are
+    then open, since another beam also has another score.
     """
     core_axes = {leaf.path: tuple(range(-len(leaf.core), 0)) for leaf in operation.outputs}
     open_ = np.logical_or.reduce([(x.budget >= UNKNOWN / 2).any(axis=core_axes[path]) for path, x in oracles.items()])
@@ -52,7 +53,7 @@ def with_unspecified(leaf: Leaf, result: Judged, arguments: Arguments, semantics
     """The oracle, with NaN and infinite budgets where a declared choice leaves elements unspecified."""
     operation = arguments.operation
     query_size = operation.query_size
-    has_rows = query_size is None or -2 in leaf.axes(query_size)
+    has_rows = query_size is None or -2 in leaf.axes(query_size)  # not ``log_sum_exp``, whose last axis is n
     shape = result.value.shape
     open_: Numbers = np.zeros(shape, bool)
     if semantics.no_keys != "zero" and not all(map(arguments.size, operation.masks)):

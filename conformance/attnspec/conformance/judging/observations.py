@@ -30,7 +30,7 @@ Observations = list[Observation]
 
 
 def choice_by_way(observations: Observations) -> dict[str, str] | None:
-    """The choice per way of masking; None if one is unknown or ambiguous."""
+    """The choice per way of masking. None if one is unknown or ambiguous, or ``full`` is missing."""
     choices_by_way: dict[str, set[str]] = {way: set() for way in ENCODINGS}
     for observation in observations:
         if observation.way not in WAY_BY_DESCRIPTION or observation.choice == OTHER:

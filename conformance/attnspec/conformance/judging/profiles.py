@@ -51,7 +51,7 @@ class Effort:
             return True
         if law in SLOW_LAWS:
             return index % self.slow_stride == 0
-        return (index + position) % self.stride == 0
+        return (index + position) % self.stride == 0  # positions distribute the laws over the examples
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,18 @@ class Profile:
 
 PROFILES: Mapping[str, Profile] = {
     "quick": Profile(
-        Effort(12, 2, 3, 4, 2.0**14, slow=False),
-        Effort(6, 0, 3, 3, 2.0**12, slow=False, ensemble=256),
-        Effort(6, 0, 4, 4, 2.0**14, slow=False),
+        single=Effort(corners=12, drawn=2, stride=3, slow_stride=4, work=2.0**14, slow=False),
+        double=Effort(corners=6, drawn=0, stride=3, slow_stride=3, work=2.0**12, slow=False, ensemble=256),
+        narrow=Effort(corners=6, drawn=0, stride=4, slow_stride=4, work=2.0**14, slow=False),
     ),
     "full": Profile(
-        Effort(60, 16, 2, 4, 2.0**19, ensemble=4096),
-        Effort(28, 6, 2, 5, 2.0**16, ensemble=1024),
-        Effort(28, 6, 3, 4, 2.0**19, ensemble=4096),
+        single=Effort(corners=60, drawn=16, stride=2, slow_stride=4, work=2.0**19, ensemble=4096),
+        double=Effort(corners=28, drawn=6, stride=2, slow_stride=5, work=2.0**16, ensemble=1024),
+        narrow=Effort(corners=28, drawn=6, stride=3, slow_stride=4, work=2.0**19, ensemble=4096),
     ),
     "release": Profile(
-        Effort(400, 600, 1, 1, 2.0**22, ensemble=8192),
-        Effort(400, 600, 1, 1, 2.0**19, ensemble=2048),
-        Effort(400, 600, 1, 1, 2.0**22, ensemble=8192),
+        single=Effort(corners=400, drawn=600, stride=1, slow_stride=1, work=2.0**22, ensemble=8192),
+        double=Effort(corners=400, drawn=600, stride=1, slow_stride=1, work=2.0**19, ensemble=2048),
+        narrow=Effort(corners=400, drawn=600, stride=1, slow_stride=1, work=2.0**22, ensemble=8192),
     ),
 }

@@ -39,7 +39,7 @@ MAX_SECONDS = 30.0
 """Time limit of a reduction, for backends that are slow on small inputs."""
 
 MIN_DIFFERENCE = 0.1
-"""Smallest relative error of a counterexample, or half the original: no mere rounding."""
+"""Smallest relative error of a reduced counterexample, or half the original error. Smaller ones look like roundings."""
 
 
 class Search:
@@ -67,7 +67,7 @@ class Search:
             demand_declared(self.subject.limits, self.subject.semantics, candidate)
             self.cost += 1 + multiply_adds(candidate.sizes, candidate.batch, candidate.operation) / CALL_COST
         except (ShapeError, OutsideDeclaration):
-            return False  # without the first layer, the next one takes inputs of another width
+            return False  # the second layer of ``stacked_lstm`` cannot come first: it takes inputs of another width
         self.mark(self.check.law.id, "reducing the counterexample")
         violation = self.failure(candidate)
         if violation is None or violation.reason != self.violation.reason or violation.difference < self.min_difference:
@@ -88,6 +88,7 @@ class Search:
             return False
         try:
             self.subject.oracle(candidate)
+            # A ``once`` check makes its own inputs. If it failed by an exception, say, the candidate may even overflow.
             own_numbers = self.check.once and self.violation.reason != Reason.VALUE
             return own_numbers or self.subject.in_domain(candidate)
         except ValueError:
@@ -237,7 +238,7 @@ def _cut(arguments: Arguments, names: tuple[str, ...], change: Change) -> Argume
         for name in names:
             arguments = arguments.along(name, change)
     except (ShapeError, KeyError):
-        return None  # without the first layer, the next one takes inputs of another width, or does not exist
+        return None  # cutting the first layer leaves one with inputs of another width, or no layer
     return arguments
 
 
@@ -309,9 +310,10 @@ def _simplify_elements(search: Search, path: str, target: Numbers) -> bool:
 
 
 def _simplify_nonzeros(search: Search, path: str) -> bool:
+    """Replace single nonzero numbers by ±1 or a power of 2, exact in every dtype."""
     changed = False
     x = search.best.array(path)
-    if np.count_nonzero(x) > 64:
+    if np.count_nonzero(x) > 64:  # up to five calls for each number
         return False
     for i in np.flatnonzero(x.reshape(-1)):
         for simple in (1.0, -1.0, 2.0, 8.0, 64.0):

@@ -47,8 +47,8 @@ def judge_rows(
         return True
     operation, query = subject.operation, subject.operation.query_size or ""
     results = subject.results(arguments)
-    keys_per_query = max(prod(arguments.batch) * (arguments.keys_count or 1), 1)
-    for chosen in np.array_split(rows, -(-len(rows) * keys_per_query // MAX_PAIRS)):
+    pairs_per_row = max(prod(arguments.batch) * (arguments.keys_count or 1), 1)
+    for chosen in np.array_split(rows, -(-len(rows) * pairs_per_row // MAX_PAIRS)):
         part = with_explicit_mask(arguments, chosen, bottom_right=subject.semantics.bottom_right)
         if not subject.in_domain(part):
             return False
@@ -70,6 +70,7 @@ def rows_to_judge(subject: Subject, arguments: Arguments, most: int, rng: np.ran
         return None
     if any(query not in leaf.sizes for leaf in operation.outputs):
         return None
+    # Sampling renumbers rows. A mask can express causal flag, window and lengths instead, but not ALiBi slopes.
     in_mask = {*mask_options(operation)} if mask is not None and query in mask.sizes else set()
     non_default = [path for path in operation.ordered if arguments[path] is not operation.defaults[path]]
     return None if {*non_default} - in_mask else sample_indices(count, most, rng)

@@ -140,7 +140,7 @@ sys.exit(bool(np.any(~(np.abs(got - expected) <= {float(np.max(violation.budget)
 
 
 def _shown_by_reference(check: Check, arguments: Arguments, violation: Violation) -> bool:
-    """Return whether the error exceeds two budgets, so that the rounding reference shows it."""
+    """Return whether the error exceeds two budgets: the reference, in the inputs' dtype, rounds too."""
     if check.law.id != FORMULA or violation.reason != Reason.VALUE or violation.budget is None:
         return False
     if len(arguments.operation.outputs) > 1 or np.asarray(violation.got).dtype == bool:

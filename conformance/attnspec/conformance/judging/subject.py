@@ -42,9 +42,10 @@ class Subject(Comparisons):
     """A backend's operation at one dtype on one device.
 
     ``observed``: choices that the backend was seen to make, by question. ``default_dtype``: dtype of the last result of
-    an operation without float inputs. ``sampled``: budgets are also computed from samples. ``is_leading_dtype``: checks
-    that need only one dtype run at this one. ``effort``: bounds on inputs that laws make. ``estimates``: relative
-    errors that filters estimated, each with its limit. ``left_out``: by law, the declaration that excludes its calls.
+    an operation without float inputs. ``sampled``: budgets also use random samples, see :func:`judged`.
+    ``is_leading_dtype``: checks that need only one dtype run at this one. ``effort``: sizes of ensembles and examples.
+    ``estimates``: by quantity, the relative error that an ensemble shows, and its limit; read by documentation only.
+    ``left_out``: by law, the declaration that excludes its calls. ``extent``: largest sizes of all calls.
     """
 
     def __init__(
@@ -347,9 +348,10 @@ class Subject(Comparisons):
     def normative_oracles(
         self, arguments: Arguments, wide: np.dtype[Any] | None = None, choices: Mapping[str, str] | None = None
     ) -> dict[str, Judged]:
-        """The oracle's results, computed in dtype ``wide``, before declared choices leave elements open.
+        """The oracle's results before declared choices, such as NaN without keys, leave elements open.
 
-        ``choices`` are by default the declared ones that affect the formula.
+        ``wide`` is the dtype to compute in. ``choices`` are by default the declared ones that change the formula, such
+        as ``causal_alignment``. In greedy and beam search (``chosen``) elements are open where rounding decides tokens.
         """
         if not self.operation.floats and self.operation.float_result:
             self.default_dtype = self.result_dtype(arguments)

@@ -16,9 +16,9 @@ class Reason(StrEnum):
     DTYPE = "dtype"
     TYPE = "type"
     RAISED = "raised"
-    ACCEPTED = "accepted"
+    ACCEPTED = "accepted"  # an input that the Protocol forbids raised nothing
     MUTATED_INPUT = "mutated-input"
-    DECLARED = "declared"
+    DECLARED = "declared"  # the observed choice is not the declared one
     CRASHED = "crashed"
     HUNG = "hung"
 

@@ -138,7 +138,7 @@ def hardmax_limit(subject: Subject, arguments: Arguments, rng: np.random.Generat
         return False
     # Signs of a corner are the bits of its number. Few features have few corners, so later keys repeat them.
     corners = 1 - 2 * ((np.arange(m)[:, None] >> np.arange(d)) & 1)
-    nearest = rng.integers(0, min(m, 2 ** min(d, 20)), n)
+    nearest = rng.integers(0, min(m, 2 ** min(d, 20)), n)  # 2²⁰ exceeds every m; 2^d may exceed 64 bits
     for beta in (64.0, 512.0):
         far = sampled.replaced({key: subject.exact(corners), query: subject.exact(beta * corners[nearest])})
         expected, oracle = wide(pooled_rows(sampled))[nearest], subject.oracle(far)
@@ -247,7 +247,7 @@ def query_key_scale_exchange(subject: Subject, arguments: Arguments, rng: np.ran
 
 
 def _scaled_exactly(subject: Subject, query: Numbers, larger: Numbers, key: Numbers) -> bool:
-    """Return whether 4q is finite, and no number is small enough to lose bits."""
+    """Return whether 4q is finite, and no number loses bits even if divided by √d."""
     least = smallest_normal(subject) * np.sqrt(max(query.shape[-1], 1))
     return bool(np.isfinite(larger).all()) and not any((np.abs(x[x != 0]) < least).any() for x in (query, key))
 

@@ -25,7 +25,7 @@ def grouped_query_attention_of(subject: Subject) -> Subject | None:
 
 
 def _position_options(subject: Subject) -> Iterator[dict[str, Any]]:
-    """Options that depend on positions: none; then each flag; then a window."""
+    """Options that depend on positions: none; ``causal``, the only option with choices; a window."""
     yield {}
     yield from ({o.path: True} for o in subject.operation.options if o.choices and subject.limits.has(o.path))
     if subject.operation.window is not None and accepts_window(subject):
@@ -79,7 +79,7 @@ def packed_equals_separate(subject: Subject, arguments: Arguments, rng: np.rando
 def _sample_paged(subject: Subject, rng: np.random.Generator) -> Arguments:
     """Two batch elements with three of six pages each; they share one page.
 
-    Not all rows are used. Pages of 64 rows give positions that a signed byte cannot hold.
+    One uses 2½ pages, one a page and a row. Pages of 64 rows give positions that a signed byte cannot hold.
     """
     operation = subject.operation
     ((table, pages),), ((lengths, rows),) = operation.indices.items(), operation.lengths.items()
@@ -131,6 +131,7 @@ def paged_equals_contiguous(subject: Subject, arguments: Arguments, rng: np.rand
     other_query, *other_caches = operands(other.operation)
     values: dict[str, Any] = {other_query.path: sampled.array(query.path)}
     for cache, other_cache in zip(caches, other_caches, strict=True):
+        # From (element, page, head, row, feature) to (element, head, page, row, feature).
         rows = np.moveaxis(sampled.array(cache.path)[table], -4, -3)
         values[other_cache.path] = np.ascontiguousarray(rows.reshape(*rows.shape[:-3], -1, rows.shape[-1]))
     n, keys = sampled.queries or 0, np.arange(values[other_caches[0].path].shape[-2])

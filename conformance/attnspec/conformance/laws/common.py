@@ -156,8 +156,9 @@ def sample(
 ) -> Arguments:
     """Normal inputs within the backend's limits; if ``whole``, with masks and optional arrays.
 
-    Sizes are chosen by kind (``features`` is every other size) or by name. If heads share keys, ``heads`` counts
-    query heads, in groups of two. If rows without keys are declared to raise, each row has its first key.
+    Sizes are chosen by name or by kind: 2 layers, 4 time steps, ``features`` for every kind without a parameter. If
+    heads share keys, ``heads`` counts query heads, in groups of two. If rows without keys are declared to raise, each
+    row has its first key.
     """
     operation = subject.operation
     group = min(heads, 2) if operation.sizes_of(Axis.GROUP) else 1
@@ -165,6 +166,7 @@ def sample(
     fitted = {}
     for name in operation.sizes:
         axis = operation.axis(name)
+        # Of the kinds of a size, the last counts: positions of self-attention are as many as ``queries``.
         requested = next((size for kind, size in reversed(kinds.items()) if kind in axis), None)
         fallback = 2 if axis & Axis.LAYER else 4 if axis & Axis.TIME else features
         fitted[name] = subject.allowed_size(name, fallback if requested is None else requested)
@@ -244,7 +246,10 @@ def has_query_axis(arguments: Arguments) -> bool:
 
 
 def average_tolerance(subject: Subject, arguments: Arguments, values: Numbers) -> float:
-    """The distance by which rounding may move an average beyond its values."""
+    """The distance by which rounding may move an average beyond its values.
+
+    Two sums over keys are rounded, then operands, weights and result. The weights of a row share an error, ``level``.
+    """
     p = subject.precision
     keys = arguments.keys_count or 0
     largest = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
@@ -299,6 +304,7 @@ def _deviation(subject: Subject, oracle: Judged, scaled: Numbers, rows_err_alike
         return float(np.sqrt((scaled**2).sum()))
     sigma = oracle.sigma
     with np.errstate(all="ignore"):
+        # 0.6 units are the standard deviation of one rounding, as in ``budget.statistical``.
         rounding = 0.6 * subject.precision.output * np.abs(oracle.value).astype(np.float64) / sigma
         rounding = np.where(scaled != 0, np.minimum(rounding, 1.0), 0.0)
     independent, common = scaled * rounding, np.abs(scaled) * np.sqrt(1 - rounding**2)

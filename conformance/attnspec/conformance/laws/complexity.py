@@ -74,13 +74,7 @@ def edge_contributions_add(subject: Subject, arguments: Arguments, rng: np.rando
     parts = [plain.with_mask(edges & chosen), plain.with_mask(edges & ~chosen)]
     expected = sum((wide(subject.call(part)) for part in parts), np.zeros(()))
     budget = sum((subject.budget(part) for part in (both, *parts)), np.zeros(()))
-    subject.demand_match(
-        subject.call(both),
-        expected,
-        budget,
-        both,
-        "unlike the sum over two graphs, the result",
-    )
+    subject.demand_match(subject.call(both), expected, budget, both, "unlike the sum over two graphs, the result")
     return True
 
 

@@ -50,8 +50,8 @@ Inputs = TypeVar("Inputs")
 
 def independent_elements(subject: Subject) -> bool:
     """Return whether batch elements err independently: they share no weights that the class rounds."""
-    once = any(subject.operation.role(leaf) is Role.WEIGHT for leaf in subject.operation.floats)
-    return subject.limits.max_batch_dims > 0 and not (subject.precision.inputs and once)
+    shares_weights = any(subject.operation.role(leaf) is Role.WEIGHT for leaf in subject.operation.floats)
+    return subject.limits.max_batch_dims > 0 and not (subject.precision.inputs and shares_weights)
 
 
 def elements(
@@ -80,6 +80,7 @@ def ensembles(subject: Subject, arguments: Arguments) -> list[tuple[str, Argumen
 def _ensembles(subject: Subject, unmasked: Arguments, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
     count, operation = subject.effort.ensemble, subject.operation
     yield "", unmasked
+    # softmax averages no values, and models such as encoder_layer are linear in none: both get no other inputs.
     if not subject.effort.slow or not (operation.pooled or operation.linear):
         return
     if operation.mask is not None:
@@ -93,18 +94,18 @@ def _ensembles(subject: Subject, unmasked: Arguments, rng: np.random.Generator) 
         yield " where it is causal", queries.replaced({operation.flag: True})
     # 16-bit dtypes need more elements. Elements of self-attention cost more: a row per key.
     narrow, self_attention = subject.dtype in NARROW, operation.attends_to_itself
-    min_elements, part = (MIN_OF_SELF_ATTENTION, 16) if self_attention else (MIN_ELEMENTS, 2 if narrow else 4)
-    long_elements = elements(subject, rng, max(count // part, min_elements), keys=TILE + 32)
+    min_elements, divisor = (MIN_OF_SELF_ATTENTION, 16) if self_attention else (MIN_ELEMENTS, 2 if narrow else 4)
+    long_elements = elements(subject, rng, max(count // divisor, min_elements), keys=TILE + 32)
     if (long_elements.keys_count or 0) > TILE:
         # The first tile has values of 0, so that only errors behind it show.
         valued = [leaf.path for leaf in operation.attended if leaf.path in operation.linear]
         cut = long_elements.replaced({path: _zero_in_first_tile(long_elements.array(path)) for path in valued})
         yield f" in keys from {TILE} on", _clearest_scores(subject, cut)
     if operation.scores_scale_with and subject.dtype != "float64":
-        part = 8 if narrow and not self_attention else 16
+        divisor = 8 if narrow and not self_attention else 16
         if _scores_are_squared_distances(subject) and not narrow:
-            part //= MORE_FOR_SQUARED_DISTANCES
-        wide_elements = elements(subject, rng, count // part, features=TILE + 8)
+            divisor //= MORE_FOR_SQUARED_DISTANCES
+        wide_elements = elements(subject, rng, count // divisor, features=TILE + 8)
         yield f" of {TILE + 8} features", _clearest_scores(subject, wide_elements)
 
 
@@ -122,6 +123,7 @@ def ensembles_of_scores(subject: Subject, arguments: Arguments) -> list[tuple[st
 
 def _scores_are_squared_distances(subject: Subject) -> bool:
     """Return whether scores are squared distances, which are large for many features."""
+    # As in nadaraya_watson: scores grow by c if queries and keys are multiplied by √c, the exponent being ½.
     return all(exponent < 1 for exponent in subject.operation.scores_scale_with.values())
 
 

@@ -26,7 +26,7 @@ MANY = TILE + 3
 """Queries and keys: one full tile, and a last tile that is not full."""
 
 MAX_STEPS = 11
-"""Steps of the longest sequence."""
+"""Steps of the longer sequence; the other has 3."""
 
 
 def _same_precision_modes(subject: Subject) -> Modes:
@@ -93,7 +93,7 @@ def _demand_plain(subject: Subject, arguments: Arguments, got: Results, rng: np.
     if _bits_equal(got, subject.results(arguments)):
         return
     copy = arguments.replaced({})
-    copy.memo["results"] = got
+    copy.memo["results"] = got  # ``judge_rows`` reads cached results
     judge_rows(subject, copy, rng, prefix)
 
 

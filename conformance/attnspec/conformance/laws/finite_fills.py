@@ -28,6 +28,7 @@ def no_finite_fill(subject: Subject, arguments: Arguments, rng: np.random.Genera
     one_key = sampled.with_mask(np.arange(shape[-1]) == rng.integers(shape[-1], size=(*shape[:-1], 1)))
     tried = False
     for fill in FILLS:
+        # Larger scores fall below the fill in more rows; the dtype may hold only smaller ones.
         for factor in (4 * fill, 2 * fill, fill, fill / 2):
             larger = {path: factor**exponent * wide(one_key.array(path)) for path, exponent in exponents.items()}
             changes: dict[str, Any] = {path: subject.exact(x) for path, x in larger.items()} or {scale: factor}
@@ -43,7 +44,7 @@ def _stays_finite(subject: Subject, arguments: Arguments) -> bool:
     """Return whether inputs are finite, and no correct kernel's exponential overflows.
 
     Kernels compute exp(s − max) as 2^(s·log₂e − max·log₂e). If they fuse it, only the second product is rounded, and
-    2 to the power of its rounding must stay below float32's largest number.
+    2 to the power of its rounding must stay below float32's largest number, about 2¹²⁸. 1.5 is a little above log₂e.
     """
     if not all(np.isfinite(wide(x)).all() for _, x in arguments.floats) or not subject.in_domain(arguments):
         return False

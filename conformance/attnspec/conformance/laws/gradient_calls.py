@@ -26,7 +26,7 @@ RESTRICTED, MANY_KEYS = "under a mask, ", "with many keys, "
 
 
 class GradientCall(NamedTuple):
-    """A call, cotangents that are equal in every row, and the expected gradients."""
+    """A call, cotangents of equal rows, which may have stride 0, and the expected gradients."""
 
     arguments: Arguments
     cotangents: Results
@@ -50,7 +50,7 @@ def restricted_gradient_call(subject: Subject, arguments: Arguments) -> Gradient
 
 def causal_gradient_call(subject: Subject, arguments: Arguments) -> GradientCall | None:
     """A causal, unmasked call with wide vectors; None unless masks are accepted too."""
-    if not accepts_causal(subject) or not accepted_masks(subject):
+    if not accepts_causal(subject) or not accepted_masks(subject):  # without masks this is the restricted call
         return None
     return _cached(subject, arguments, "in order", lambda rng: unmasked_call(subject, rng).under_causal())
 
@@ -87,7 +87,7 @@ def _cached(
         expected = subject.gradients(call_arguments, cotangents)
         return GradientCall(call_arguments, cotangents, expected) if fits_dtype(subject, expected) else None
 
-    return arguments.once(f"training {name} {subject.sampled}", make_call)
+    return arguments.once(f"training {name} {subject.sampled}", make_call)  # budgets from samples are cached apart
 
 
 def unmasked_call(subject: Subject, rng: np.random.Generator, *, queries: int = 3, keys: int = 5) -> Arguments:

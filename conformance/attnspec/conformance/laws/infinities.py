@@ -21,7 +21,10 @@ MANY_KEYS = 130
 
 @checks(normalization.INFINITE_SCORES, once=True)
 def infinite_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Set scores of first, last or random keys to −∞, some to +∞."""
+    """Set scores of first, last or random keys to −∞, some to +∞.
+
+    Scores of −∞ must act as a mask. Beside a score of +∞ no weight is judged; its own is NaN if NaN is to propagate.
+    """
     (path,) = (leaf.path for leaf in arrays_with_keys(subject, subject.operation.key_size))
     tried = False
     for queries, keys in ((6, 5), (6, MANY_KEYS)):
@@ -31,8 +34,8 @@ def infinite_scores(subject: Subject, arguments: Arguments, rng: np.random.Gener
             continue
         allowed = rng.random(shape) < 0.8
         key, row = np.arange(shape[-1]), np.arange(shape[-2])[:, None]
-        last = int(rng.integers(1 + shape[-1] // 4, shape[-1] - shape[-1] // 4))
-        low = np.select([row % 3 == 0, row % 3 == 1], [key < last, key >= last], rng.random(shape) < 0.4)
+        border = int(rng.integers(1 + shape[-1] // 4, shape[-1] - shape[-1] // 4))
+        low = np.select([row % 3 == 0, row % 3 == 1], [key < border, key >= border], rng.random(shape) < 0.4)
         # One key of every row keeps its score.
         kept = key == np.argmax(rng.random(shape) * allowed, axis=-1, keepdims=True)
         allowed, low = allowed | kept, low & ~kept
@@ -94,7 +97,8 @@ def attendable_nan(subject: Subject, rng: np.random.Generator) -> Observations:
             elif nan.size:
                 message = f"of {nan.size} numbers that depend on it, {int(nan.sum())} are NaN"
                 seen.append(Observation(OTHER, poisoned, message))
-    return [nan for nan in seen if nan.choice != "propagates"] or seen
+    # One input where NaN does not propagate outweighs all others.
+    return [x for x in seen if x.choice != "propagates"] or seen
 
 
 @probes("nan_queries")
@@ -118,6 +122,7 @@ def nan_queries(subject: Subject, rng: np.random.Generator) -> Observations:
             message = f"of {nan[~rows].size} numbers of other queries, {int(nan[~rows].sum())} are NaN"
             seen.append(Observation(OTHER, poisoned, message))
         else:
+            # Rows that are all NaN suit either choice: `hidden` allows them.
             seen += [] if nan[rows].all() else [Observation("hidden", poisoned)]
     return seen
 
@@ -146,6 +151,7 @@ def minus_infinity(subject: Subject, rng: np.random.Generator) -> Observations:
         array = sampled.array(scores.path)
         low = sampled.replaced({scores.path: np.where(low_rows, array.dtype.type(-np.inf), array)})
         seen.append(_observe_low_rows(subject, low, np.broadcast_to(low_rows, shape)))
+        # Equal weights suggest a finite fill. It exceeds −∞, so that masked keys would get all weight.
         if "uniform" not in subject.semantics.without_keys.values():
             mask = rng.random(shape) < 0.6
             mask[..., -1] |= ~mask.any(-1)

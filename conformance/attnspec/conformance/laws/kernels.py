@@ -280,6 +280,7 @@ def geometric_alibi_slopes(subject: Subject, arguments: Arguments, rng: np.rando
         slopes = Arguments(subject.operation, {option.path: heads})
         got, budget = wide(subject.call(slopes)), subject.budget(slopes)
         power = 1 << (heads.bit_length() - 1)
+        # In its powers the error of the first slope counts up to 16 times, which 64 budgets cover.
         powers = got[0] ** np.arange(1, power + 1)
         subject.demand_match(got[:power], powers, 64 * budget[:power], slopes, "unlike powers of the first, the slope")
         last = slice(power - 1, power)
@@ -315,7 +316,7 @@ def window_parts(subject: Subject, arguments: Arguments, rng: np.random.Generato
 def documents(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Renumber documents beyond 24 bits, two of them equal in 16 bits; exchange sides."""
     mask = subject.call(arguments)
-    new_numbers = 2**24 + rng.permutation([0, 1, 2**16])
+    new_numbers = 2**24 + rng.permutation([0, 1, 2**16])  # for the documents 0, 1 and 2
     first, second = (leaf.path for leaf in subject.operation.leaves)
     renamed = arguments.replaced({path: new_numbers[arguments.array(path)] for path in (first, second)})
     title = "of renumbered documents, the mask"

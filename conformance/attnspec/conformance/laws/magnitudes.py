@@ -32,6 +32,7 @@ def extreme_magnitudes(subject: Subject, arguments: Arguments, rng: np.random.Ge
 
 
 def _value_paths(subject: Subject) -> tuple[str, ...]:
+    """The paths of the arrays whose rows are averaged."""
     summed = (*subject.operation.linear, subject.operation.pooled)
     return tuple(leaf.path for leaf in subject.operation.attended if leaf.path in summed)
 
@@ -66,6 +67,7 @@ def opposed(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     query_paths = {leaf.path for leaf in subject.operation.queries}
 
     def change(leaf: Leaf, x: Numbers) -> Numbers:
+        # Scores are about −150 after the division by √d.
         away = np.sqrt(150.0 / np.sqrt(max(x.shape[-1], 1)))
         changed: Numbers = 0.25 * x + (away if leaf.path in query_paths else -away)
         return changed
@@ -122,7 +124,7 @@ def low_rank_rows(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 
 def distinct_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """Scores of tens of thousands."""
+    """Scores of tens of thousands; ``scores_scale_with`` holds exponents of the factor, by path."""
     exponents = subject.operation.scores_scale_with
     return arguments.replaced(
         {path: subject.exact(DISTINCT_FACTOR**power * wide(arguments.array(path))) for path, power in exponents.items()}

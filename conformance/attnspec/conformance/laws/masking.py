@@ -301,16 +301,16 @@ def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Gen
 
     If the result of a row without keys depends on the mask's shape, every row has the first key.
     """
-    tried, same_rows = False, len({*subject.semantics.without_keys.values()}) == 1
+    tried, one_choice = False, len({*subject.semantics.without_keys.values()}) == 1
     variants = ((keys, collapsed_masks(arguments, keys, subject.limits, rng)) for keys in subject.operation.masks)
     for keys, unmasked, collapsed in ((keys, *variant) for keys, group in variants for variant in group):
         small = rng.random(collapsed) < 0.6
-        small[..., :1] |= not same_rows  # then every row has the first key
+        small[..., :1] |= not one_choice  # then every row has the first key
         full = np.array(np.broadcast_to(small, np.broadcast_shapes(collapsed, mask_shape(unmasked, keys))))
         if small.shape == full.shape or not small.size:
             continue
         small_call, full_call = unmasked.with_mask(small, keys), unmasked.with_mask(full, keys)
-        if not same_rows and not live_rows(subject, full_call).all():
+        if not one_choice and not live_rows(subject, full_call).all():
             continue
         expected = doubles(subject.results(full_call))
         budgets = partial(_doubled_budgets, subject, small_call)

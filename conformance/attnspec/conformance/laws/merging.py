@@ -83,7 +83,11 @@ def merged_parts_equal_whole(subject: Subject, arguments: Arguments, rng: np.ran
 
 
 def _budget_of_parts(subject: Subject, attention: Subject, arguments: Arguments, parts: list[Arguments]) -> Results:
-    """The budget that errors of the parts add to the merged results."""
+    """The budget that errors of the parts add to the merged results.
+
+    Errors of at most δ in the log-sum-exps change each weight by at most 2δ of itself, hence outputs by 2δ max |o|. The
+    merged log-sum-exp moves by the weighted mean of these errors. Both are doubled, as a margin.
+    """
     outputs, numbers = (wide(x) for _, x in arguments.floats)
     budgets = [_renamed_paths(subject, attention, attention.budgets(part)) for part in parts]
     leading, (logarithm,) = subject.operation.leading.path, logarithm_paths(subject.operation)

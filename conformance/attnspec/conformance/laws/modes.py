@@ -183,7 +183,7 @@ def _short_calls(subject: Subject, rng: np.random.Generator) -> Calls:
 
 
 def _decoding_calls(subject: Subject, rng: np.random.Generator) -> Calls:
-    """Calls with one query and more keys than a tile, unmasked and masked."""
+    """Calls with one query and more keys than a tile, unmasked and masked; models in long profiles only."""
     operation = subject.operation
     if operation.key_size is None or operation.attends_to_itself or (operation.counts and not subject.effort.slow):
         return []

@@ -1,4 +1,8 @@
-"""Checks of mean and variance of scores over a four-wise independent design. Options of ``@checks``: see ``Check``."""
+"""Checks of mean and variance of scores over a four-wise independent design. Options of ``@checks``: see ``Check``.
+
+The design is a finite sample of signs, any four of them independent. The variance of a dot product involves no more
+than four at a time, so its formula holds exactly on the sample.
+"""
 
 import numpy as np
 
@@ -13,7 +17,7 @@ from attnspec.spec.laws import moments as law
 from attnspec.spec.scoring import ScaledDotScores
 
 DIMENSIONS = (1, 2, 7, 15, 31)
-"""Feature sizes of the design; tests of this project reach 64."""
+"""Feature sizes of the design. Declared head sizes may replace them; those above 64 are skipped."""
 
 
 def call_of_design(subject: Subject, mean: Numbers, sigma: float) -> Arguments:

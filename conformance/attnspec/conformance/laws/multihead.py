@@ -21,7 +21,7 @@ def one_head_is_attention(subject: Subject, arguments: Arguments, rng: np.random
     operation = subject.operation
     (query,), (key, value) = operation.queries, operation.attended
     d = arguments.array(query.path).shape[-1]
-    size = key.core[-1].factors[0]
+    size = key.core[-1].factors[0]  # the features of keys, which become as many as those of queries
     single = arguments.along(size, take(np.arange(d) % arguments.size(size)))
     changes = {}
     for leaf in operation.leaves:
@@ -56,6 +56,7 @@ def heads_add_up(subject: Subject, arguments: Arguments, rng: np.random.Generato
     """Split the heads into two groups; add or concatenate their results."""
     (size,) = subject.operation.sizes_of(Axis.HEAD)
     heads = arguments.size(size)
+    # With divided heads, of d/heads features each, fewer heads would be wider.
     if heads < 2 or subject.limits.divided_heads:
         return False
     first = int(rng.integers(1, heads))

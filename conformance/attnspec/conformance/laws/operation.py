@@ -230,7 +230,7 @@ def _other_values(subject: Subject, arguments: Arguments, rng: np.random.Generat
     """At most :data:`MAX_VALUES` pairs of an option and another value than the call's."""
     candidates, operation = [], subject.operation
     for option in (o for o in operation.options if o.kind is not Kind.SIZE and o.path != operation.flag):
-        below = operation.indices.get(option.path)
+        below = operation.indices.get(option.path)  # the vocabulary, for an end token
         for level in option_levels(option, operation, subject.limits):
             value = level if below is None else level % arguments.size(below)
             if value != arguments[option.path]:
@@ -367,7 +367,7 @@ def gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     cotangents = subject.cotangents(arguments, rng)
     if subject.operation.masks:
         live = live_rows(subject, arguments)
-        if subject.operation.only_weighs_keys:
+        if subject.operation.only_weighs_keys:  # gradients of rows without keys depend on a choice
             cotangents = {path: np.where(live, x, x.dtype.type(0)) for path, x in cotangents.items()}
     expected = subject.gradients(arguments, cotangents)
     if subject.operation.masks and "nan" in subject.semantics.without_keys.values() and not live.all():

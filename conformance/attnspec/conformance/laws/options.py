@@ -48,6 +48,7 @@ def _options(subject: Subject, rng: np.random.Generator, shape: tuple[int, int])
     sizes |= {name: subject.allowed_size(name, COLUMNS) for name in features[1:]}
     sizes |= {name: subject.allowed_size(name, WIDE) for name in features[:1] if shape == DECODING}
     bare = sample(subject, rng, (2,), queries=queries, keys=keys, sizes=sizes)
+    # ``paged_attention`` requires lengths: at first all positions count.
     required = {path: size for path, size in operation.lengths.items() if bare[path] is not None}
     bare = bare.replaced({path: np.full_like(bare[path], bare.size(size)) for path, size in required.items()})
     complete = sample(subject, rng, (2,), queries=queries, keys=keys, sizes=sizes, whole=True)

@@ -36,7 +36,7 @@ def convexity(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     """Demand results between the extreme attendable values, also for equal values."""
     judged = _demand_in_hull(subject, arguments, "attendable values")
     value, operation = pooled_rows(arguments), subject.operation
-    # If keys are also the values, equal values would mean equal keys.
+    # Where keys are also the values, as in ``self_attention``, equal values would mean equal keys.
     if value.shape[-2] and operation.pooled in operation.linear:
         constant = subject.exact(on_coarse_grid(3 * rng.standard_normal(value.shape[-1]) + 1, reach=8))
         equal = arguments.replaced({operation.pooled: np.broadcast_to(constant, value.shape).copy()})
@@ -116,6 +116,7 @@ def _only_weighted(subject: Subject, path: str) -> bool:
         return True
     if all(leaf.path != path for leaf in operation.attended) or not operation.weighs_keys:
         return False
+    # A weight matrix that shares the size of its features multiplies it too, as ``w_v`` in multi-head attention.
     width = next(leaf for leaf in operation.leaves if leaf.path == path).core[-1].factors[0]
     return not any(operation.role(leaf) == Role.WEIGHT and width in leaf.sizes for leaf in operation.leaves)
 

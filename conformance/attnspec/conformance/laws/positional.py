@@ -71,8 +71,9 @@ def shift_is_rotation(subject: Subject, arguments: Arguments, rng: np.random.Gen
     turn_sine, turn_cosine = sine[shift], cosine[shift]
     rotated = sine[:-shift] * turn_cosine + cosine[:-shift] * turn_sine
     largest = np.maximum(*_sines_and_cosines(budget))
-    total = largest[shift:] + 2 * (largest[:-shift] + largest[shift]) + 2.0**-50
-    subject.demand_match(sine[shift:], rotated, total, arguments, f"{shift} positions later, the sine")
+    # Each of the two products has factors of at most 1, so it errs by the errors of both.
+    slack = largest[shift:] + 2 * (largest[:-shift] + largest[shift]) + 2.0**-50
+    subject.demand_match(sine[shift:], rotated, slack, arguments, f"{shift} positions later, the sine")
     return True
 
 

@@ -37,7 +37,8 @@ Mode = Callable[[], AbstractContextManager[Any]]
 def interleaved(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Record a call and two others of its shapes; its backward pass comes last.
 
-    The very first call is not recorded: it runs in a mode without gradients, if the backend has one.
+    The very first call is not recorded: it runs in a mode without gradients, if the backend has one. A graph compiled
+    there must not serve recorded calls.
     """
     calls = recordable_calls(subject, arguments)
     mode = _unrecorded_mode(subject) or nullcontext
@@ -48,6 +49,7 @@ def interleaved(subject: Subject, arguments: Arguments, rng: np.random.Generator
             subject.fresh_results(others[0] if others else sampled)
         for order, place in (((sampled, *others), "the first"), ((*others, sampled), "the last")) if others else ():
             records = [(x, recorded_call(subject, x, paths)) for x in order]
+            # ``sampled`` is sorted last, so that the gradients compared below are its own.
             for x, record in sorted(records, key=lambda pair: pair[0] is sampled):
                 gradients = backward(subject, record, x, call.cotangents, paths)
             gradients_match(subject, gradients, call.expected, sampled, f"{prefix}in {place} of {len(order)} records,")
@@ -69,13 +71,16 @@ def later_writes_have_no_effect(subject: Subject, arguments: Arguments, rng: np.
 
 
 def _calls_to_write_to(subject: Subject, arguments: Arguments) -> list[GradientCall]:
-    """The restricted call; long profiles take all calls of operations that only weigh keys."""
+    """The call under masks and the causal flag; without either, the small call.
+
+    Long profiles take all calls of operations that only weigh keys, such as attention.
+    """
     calls = [call for _, call in recordable_calls(subject, arguments)]
-    wide = restricted_gradient_call(subject, arguments)
-    if not calls or wide is None:
+    restricted = restricted_gradient_call(subject, arguments)
+    if not calls or restricted is None:
         return calls[:1]
     if not subject.effort.slow or not subject.operation.only_weighs_keys:
-        return [wide]
+        return [restricted]
     causal_call = causal_gradient_call(subject, arguments)
     return calls if causal_call is None else [*calls, causal_call]
 

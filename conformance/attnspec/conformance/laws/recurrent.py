@@ -126,6 +126,7 @@ def _lengths(subject: Subject) -> str:
 def _finals(subject: Subject) -> dict[str, str]:
     """The paths of initial states, by the paths of the final states."""
     operation = subject.operation
+    # The state of ``teacher_forced_decode`` is the query of its attention; networks have no queries.
     states = operation.queries or [leaf for leaf in operation.leaves if operation.role(leaf) is Role.STATE]
     final = [leaf.path for leaf in operation.outputs if _time(subject) not in leaf.sizes]
     return dict(zip(final, (leaf.path for leaf in states), strict=True))
@@ -282,7 +283,7 @@ def reversal_swaps_halves(subject: Subject, arguments: Arguments, rng: np.random
 
     values = dict(arguments.values_by_name)
     for name, node in zip(subject.operation.call.names, subject.operation.call.nodes, strict=True):
-        if isinstance(node, Branch):
+        if isinstance(node, Branch):  # a pair: the parameters or the states of both directions
             values[name] = tuple(reversed(values[name]))
     values[path] = reversed_rows(values[path])
     mirrored = Arguments(subject.operation, values)

@@ -12,19 +12,24 @@ from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.laws import masking as law
 
 QUERIES = 40
-"""Number of queries, more than small tiles have."""
+"""Number of queries, more than a tile of 16 or 32 has."""
 
 
 def result_of_equal_weights(arguments: Arguments, shape: tuple[int, ...], subject: Subject) -> Numbers:
     """The result with equal weights for all keys, masked keys included."""
     operation = arguments.operation
+    # These conditions select ``self_attention``: its input gives the scores and is averaged, so it must not become 0.
     if operation.pooled and not operation.scores_scale_with and operation.attends_to_itself:
         return np.broadcast_to(wide(pooled_rows(arguments)).mean(-2, keepdims=True), shape)
     return np.broadcast_to(subject.oracle_values(with_even_weights(arguments))[operation.leading.path], shape)
 
 
 def with_even_weights(arguments: Arguments) -> Arguments:
-    """The call without masks and with scores of 0."""
+    """The call without masks and with scores of 0.
+
+    Arguments with which all scores scale become 0, such as the query of dot products; without any, queries and added
+    terms do, as in ``grouped_query_attention``. In stacks of layers this changes more than scores.
+    """
     operation = arguments.operation
     score_terms = {path for path, part in operation.parts.items() if part in (ScoreEffect.BIAS, ScoreEffect.SLOPES)}
     zeroed_paths = set(operation.scores_scale_with) or {leaf.path for leaf in operation.queries} | score_terms
@@ -34,6 +39,7 @@ def with_even_weights(arguments: Arguments) -> Arguments:
 
 def equals_average(rows: Numbers, average: Numbers, subject: Subject) -> Numbers:
     """Mask of the numbers that equal ``average``, up to roundings."""
+    # No budget covers rows without keys: the oracle has the normative result there, or leaves them open.
     coarse_unit = max(subject.precision.accumulation, subject.precision.output, subject.precision.operand)
     near: Numbers = np.abs(rows - average) <= 64 * coarse_unit * max(float(np.abs(average).max(initial=0.0)), 1.0)
     return near
@@ -48,7 +54,7 @@ def rows_without_keys_as_declared(subject: Subject, arguments: Arguments, rng: n
     # Under a causal mask, no declaration tells which keys an average includes.
     arguments = arguments.unordered() if declared == "uniform" else arguments
     long = sample(subject, rng, queries=QUERIES, keys=5)
-    # If choices depend on the encoding, the example is skipped: with one query or key, encodings look alike.
+    # If choices depend on the mask's encoding, the example is skipped: with one query or key, encodings look alike.
     one_choice = isinstance(subject.semantics.fully_masked, str)
     calls = (arguments, long) if one_choice else (long,)
     tried = [_judge_masks(subject, call, rng, declared) for call in calls]

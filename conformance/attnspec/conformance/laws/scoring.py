@@ -64,6 +64,7 @@ def unbiased_scale(subject: Subject, arguments: Arguments, rng: np.random.Genera
 def additive_is_perceptron(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass [q; k_j] as query, [W_q W_k] as its weight, and a zero key."""
     m = arguments.keys_count
+    # The joined query would be wider than declared head sizes allow.
     if not m or subject.limits.head_sizes is not None:
         return False
     key_index = int(rng.integers(m))
@@ -114,8 +115,9 @@ def saturation_stays_finite(subject: Subject, arguments: Arguments, rng: np.rand
     magnitudes = [x for x in (1e-3, 0.1, 1.0, 9.0, 20.0, 43.0, 60.0, 88.0, 89.0, 200.0, 1e3, 1e4, 1e6) if x <= largest]
     count = len(magnitudes)
     paths = scorer_paths(subject)
+    # Keys cancel queries up to an offset; with None they are independent.
     for offset in (0.0, 0.5, -1.0, 3.0, None):
-        batch = (count,) if subject.operation.query_size is None else ()
+        batch = (count,) if subject.operation.query_size is None else ()  # ``bahdanau_context``: one query per element
         sampled = sample(subject, rng, batch, queries=count, keys=count, features=WIDTH)
         width = sampled.array(paths.output).shape[-1]
         if any(sampled.array(path).shape != (width, width) for path in (paths.of_query, paths.of_key)):
@@ -200,6 +202,7 @@ def _opposing_call(subject: Subject, rng: np.random.Generator, *, one_sided: boo
     query_shape, key_shape = (sampled.array(path).shape for path in (paths.query, paths.key))
     if queries_broadcast:
         query_shape = (query_shape[0], 1, *query_shape[2:])
+    # The largest magnitude of queries: exp overflows from 5/6 of it on.
     reach = 1.2 * np.log(np.finfo(np.float64 if subject.dtype == "float64" else np.float32).max)
     smallest_part, agreeing = (0.25, 0.0) if one_sided else (0.0, 0.25)
 

@@ -77,8 +77,9 @@ def probes(question: str) -> Callable[[Probe], Probe]:
         def check(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
             declared = getattr(subject.semantics, question)
             seen = probe(subject, rng)
-            by_way = isinstance(declared, tuple)
+            by_way = isinstance(declared, tuple)  # ``fully_masked``: pairs of an encoding and its choice
             expected = dict(declared) if by_way else {}
+            # Without observations, the declared choice stands.
             observed = " and ".join(dict.fromkeys(x.choice for x in seen)) or spelled(declared)
             subject.observed[question] = observed
             if by_way and all(x.choice == expected[WAY_BY_DESCRIPTION[x.way]] for x in seen):
@@ -89,6 +90,7 @@ def probes(question: str) -> Callable[[Probe], Probe]:
                 declared_json = json.dumps(choice) if choice else ""
                 advice = f'; if that is meant, declare semantics = {{"{question}": {declared_json}}}' if choice else ""
                 subject.observed[question] = observed if isinstance(choice, str) or not choice else declared_json
+                # The call to report: one with text about its numbers, else the first that differs from the declaration.
                 contrary = next((x for x in seen if x.shown), None) or next(
                     x for x in seen if x.choice != (expected[WAY_BY_DESCRIPTION[x.way]] if by_way else declared)
                 )

@@ -50,7 +50,7 @@ def embedding_is_table_row(subject: Subject, arguments: Arguments, rng: np.rando
     path, table = _table(arguments)
     if subject.operation.indices:
         tokens = arguments.array(tokens_of(arguments)[0])
-    else:
+    else:  # ``learned_positions``, whose tokens are the positions
         (n,) = subject.operation.sizes_of(Axis.QUERY)
         tokens = np.arange(arguments.size(n))
     spoiled = np.full((len(table) + 1, *table.shape[1:]), np.nan, table.dtype)
@@ -92,10 +92,12 @@ def context_is_last_state(subject: Subject, arguments: Arguments, rng: np.random
 def one_annotation_is_context(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Keep only the first annotation; change the weights of the scores."""
     size = subject.operation.key_size
+    # ``length_from(1)`` is the least number of keys, from 1 on, that the backend accepts.
     if not arguments.keys_count or size is None or arguments.keys_count < subject.limits.length_from(1):
         return False
     first = arguments.with_mask(None).along(size, take([0]))
     (parameters,) = (x for x in first.values_by_name.values() if isinstance(x, AttentionDecoderParameters))
+    # ``floats`` holds the very arrays of ``parameters``, so their identity gives the paths.
     scoring = {id(weight) for weight in (parameters.w_q, parameters.w_k, parameters.w_v)}
     others = {leaf.path: random_like(x, rng, subject) for leaf, x in first.floats if id(x) in scoring}
     changed = first.replaced(others)

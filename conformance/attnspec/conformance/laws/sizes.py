@@ -35,7 +35,9 @@ LARGE_BATCHES = ((65536,), (65535,), (33,))
 """65,536 exceeds CUDA's grid limit, 65,535 meets it; models try only the first."""
 
 FEATURES = (192, 256, 96, 160)
+"""Features of queries, keys and values; each other vector gets one of these sizes."""
 HEAD_SIZES = (*(size for size in range(8, TILE + 8, 8) if size not in FEATURES), 100, 101, 224)
+"""Sizes of heads with few queries and keys: multiples of 8 beside ``FEATURES``, and others."""
 UNEQUAL_HEAD_SIZES = ((64, 32), (32, 64))
 """Features of queries and keys, and of values."""
 
@@ -43,6 +45,7 @@ HEADS = (12, 16, 33)
 MANY_HEADS = 65
 KEYS = (65600, 32800, 8193)
 LENGTHS = (2049, 1024, 700, 513)
+"""``KEYS``, ``LENGTHS``: the first level within the work bound is tried. 65,600 exceeds 16 bits, 32,800 exceeds 15."""
 MANY_PAIRS = 1100
 """Number of queries and of keys, more than 1,024."""
 
@@ -54,6 +57,7 @@ NARROW_WINDOW = (3, 0)
 
 STEPS = (129,)
 GRIDS = (65, 33)
+"""Levels of recurrent steps and of grids, tried like ``LENGTHS``."""
 WIDEST = 512
 TABLE = 32_806
 """Rows of a table; the last index exceeds 15 bits and is inexact in float16."""
@@ -295,7 +299,7 @@ def large_sizes(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 
 def _odd_causal(subject: Subject, arguments: Arguments | None) -> Arguments | None:
-    """The call, made causal if the number of batch elements is odd."""
+    """The call, causal if batch elements are odd in number, so that both kinds occur."""
     causal = arguments is not None and accepts_causal(subject) and prod(arguments.batch) % 2
     return arguments.under_causal() if arguments is not None and causal else arguments
 
@@ -428,6 +432,7 @@ def gradients_together(subject: Subject, arguments: Arguments, rng: np.random.Ge
             continue
         outputs = [leaf for leaf in operation.outputs if leaf.kind is Kind.FLOAT]
         cotangents = {leaf.path: subject.exact(rng.standard_normal(part.binding.shape(leaf))) for leaf in outputs}
+        # The oracle computes the chosen rows only; in the full call, all other rows have cotangents of 0.
         among_all = _rows_among(chosen, combined.queries or 0)
         padded = {leaf.path: along(cotangents[leaf.path], leaf, queries, part.binding, among_all) for leaf in outputs}
         expected = {}

@@ -114,10 +114,11 @@ def gradient_rounding_spread(subject: Subject, arguments: Arguments, rng: np.ran
             label = f"of the gradient of {path} {numbers}"
             relative = by_element(_relative(error, sigma))
             demand_spread(subject, sampled, relative, f"the root mean square of error/σ {label}", CAP)
-            # Numbers of a row may share the error of a weight, so their errors add linearly here.
-            total = (by_element((error * g).sum(-1)).sum(-1), np.hypot.reduce(by_element((abs(g) * sigma).sum(-1)), -1))
+            # Per element: the part of its error along its gradient, and the standard deviation of this part. Numbers of
+            # a row may share the error of a weight, so deviations add linearly within a row.
+            parts = (by_element((error * g).sum(-1)).sum(-1), np.hypot.reduce(by_element((abs(g) * sigma).sum(-1)), -1))
             along = "the root mean square of error/σ along the whole"
-            demand_spread(subject, sampled, _relative(*total)[:, None], f"{along} {label}", CAP)
+            demand_spread(subject, sampled, _relative(*parts)[:, None], f"{along} {label}", CAP)
     return True
 
 

@@ -132,6 +132,7 @@ def _call_with_stride_0(subject: Subject, call: Arguments, axis: int) -> bool:
     def axis_of(x: Numbers) -> int:
         return axis if -x.ndim <= axis < x.ndim else -1
 
+    # The offsets of packed sequences cannot be constant.
     free = {path: x for path, x in call.arrays.items() if x.ndim and x.size and path not in call.operation.cumulative}
     call = call.replaced({path: same_slices(x, axis_of(x)) for path, x in free.items()})
 

@@ -65,7 +65,7 @@ def _row_array(arguments: Arguments) -> tuple[str, np.ndarray]:
 
 
 def _with_norm(arguments: Arguments, *, default: bool) -> Arguments:
-    """A copy with the default ``norm`` option, or with the other choice."""
+    """A copy with norm "post", the default, or "pre", which leaves results of layers unnormalized."""
     (option,) = arguments.operation.options
     default_norm = arguments.operation.defaults[option.path]
     (choice,) = (c for c in option.choices if (c == default_norm) is default)
@@ -75,7 +75,7 @@ def _with_norm(arguments: Arguments, *, default: bool) -> Arguments:
 @checks(law.ZERO_SUBLAYERS_IDENTITY)
 def zero_sublayers_identity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Set the last weights of all sublayers to 0: the result is the input."""
-    if not subject.has_all_features:
+    if not subject.has_all_features:  # norm "pre" is a feature, which a backend may lack
         return False
     layer = _layer(arguments)
     last = [*(attention.w_o for attention in _attentions(layer)), layer.feed_forward.w_2, layer.feed_forward.b_2]

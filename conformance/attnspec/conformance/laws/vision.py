@@ -62,6 +62,7 @@ def patch_permutation(subject: Subject, arguments: Arguments, rng: np.random.Gen
     order = np.array([0, *range(count - 1, 0, -1)])
     permuted = with_arrays(arguments, [(image, flipped), (parameters.positions, parameters.positions[order])])
     expected, budget = wide(subject.call(arguments)), subject.budget(arguments)
+    # ``patch_embedding`` returns a row per token, ``vit_encoder`` one vector per image.
     if subject.operation.outputs[0].core[1:]:
         expected, budget = (np.take(x, order, axis=-2) for x in (expected, budget))
     budget = budget + subject.budget(permuted)

@@ -22,6 +22,7 @@ SECONDS = 600.0
 """Seconds after which a search for a program, or a program, is ended."""
 
 ENDED = (Reason.CRASHED, Reason.HUNG)
+"""Violations that a program shows by being ended by a signal, or by not ending."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def _answer_for_ending_call(folder: Path, question: dict[str, Any]) -> dict[str,
 
 
 def _answer_to(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Return the program, or why there is none, from a process that replays the law."""
+    """Return the program, or why there is none, from a process that replays the law; empty if a call ended it."""
     question_file, answer = folder / "question.json", folder / "answer.json"
     question_file.write_text(json.dumps(question), encoding="utf-8")
     command = [sys.executable, "-m", "attnspec.conformance.matrix.tracing", str(question_file), str(answer)]

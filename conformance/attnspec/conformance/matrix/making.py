@@ -1,7 +1,6 @@
 """Making of a matrix: rows are judged like any backend, and violations confirmed by programs.
 
-A row is one way to call a library, such as one of its functions. A *tool* of a row is a program or library that it
-needs besides, such as a compiler; ``ProbedRow.tools`` holds texts by which a tool's errors are recognised.
+A row is one way to call a library, such as one of its functions. A *tool* is what it needs besides, like a compiler.
 """
 
 import time
@@ -112,7 +111,7 @@ class Maker:
         with ThreadPoolExecutor(self.workers) as pool:
             confirmations = [[pool.submit(self._violation, row, r) for r in causes] for _, causes in judged]
         violations = [tuple(v.result() for v in pending) for pending in confirmations]
-        cells = [replace(cell, violations=pending) for (cell, _), pending in zip(judged, violations, strict=True)]
+        cells = [replace(cell, violations=violated) for (cell, _), violated in zip(judged, violations, strict=True)]
         return replace(_unjudged(row, ""), cells=tuple(cells))
 
     def _group_results(self, row: ProbedRow, group: Group) -> list[Result]:
@@ -146,7 +145,7 @@ class Maker:
     ) -> Sequence[Result]:
         contract = row.contract
         assert contract is not None
-        laws = laws or (() if group.gradients else laws_of("forward"))
+        laws = laws or (() if group.gradients else laws_of("forward"))  # an empty tuple stands for all laws
         # Laws that are named are checked even if the profile has no time for them, so slow ones are left out here.
         profile = profile or self.settings.profile
         effort = PROFILES[profile].single
@@ -226,6 +225,7 @@ class Maker:
 
 
 def _concerns(r: Result, dtype: str, direction: str) -> bool:
+    """Return True for a verdict of a cell; those on operations without float arguments count at every dtype."""
     return r.dtype in (dtype, BOOLEAN_DTYPE, DEFAULT_DTYPE) and LAWS[r.law].gradients == (direction == "backward")
 
 
@@ -280,6 +280,7 @@ def _plain(value: object) -> str:
 
 
 def _unjudged(row: ProbedRow, reason: str) -> Row:
+    """Return a row without verdicts; for a judged row, the cells are then replaced."""
     if row.contract is None:
         cells = tuple(Cell(d, x, State.NOT_JUDGED, reason) for d in DEFAULTS for x in DIRECTIONS)
         name = row.origin.rpartition(".")[2]

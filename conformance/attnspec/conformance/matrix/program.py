@@ -43,8 +43,8 @@ def program(
 ) -> str:
     """Return a program that repeats a call and compares its result at ``path`` with ``expected``.
 
-    Without ``path`` it shows that the call raises an exception or does not return. ``plain`` is the row's source, which
-    defines ``call``, ``array``, ``numbers`` and ``gradients``.
+    Without ``path`` it shows that the call raises an exception or does not return. ``plain`` is source from the row:
+    ``call`` calls the library, ``array`` and ``numbers`` convert from and to NumPy, ``gradients`` differentiates.
     """
     inputs: dict[str, Any] = {}
 
@@ -81,6 +81,7 @@ def program(
         parts += [f"cotangents = [{weights}]", f"paths = {float_paths!r}"]
         expression = "gradients(results, [inputs[path] for path in paths], cotangents)"
     if path is not None:
+        # Gradients are listed by float argument, results in their order.
         position = (float_paths if call.cotangents is not None else list(call.arrays)).index(path)
         parts += [
             f"expected = {_numbers(expected)}",
@@ -101,10 +102,12 @@ def program(
             "    sys.exit(1)",
         ]
     text = "\n".join(parts) + "\n"
+    # The source of a large array unpacks compressed bytes.
     return text.replace("import sys\n", "import base64, zlib\nimport sys\n", 1) if "zlib." in text else text
 
 
 def _records(value: Any) -> set[str]:
+    """Return the names of record types in a tree, such as ``EncoderLayerParameters``; programs use plain namespaces."""
     names = {type(value).__name__} if field_names(value) else set()
     return names.union(*(_records(part) for _, part in branches(value) or ()))
 

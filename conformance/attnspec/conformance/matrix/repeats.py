@@ -1,7 +1,6 @@
 """Choice of laws to judge again, after a tool failed or without an example.
 
-A *tool* is what a row of the matrix needs besides its library, such as a compiler. ``tools`` are texts by which the
-messages of its errors are recognised.
+A *tool* is what a row needs besides its library, such as a compiler; ``tools`` are texts in its errors' messages.
 """
 
 from collections import defaultdict

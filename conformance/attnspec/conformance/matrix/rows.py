@@ -101,6 +101,7 @@ def probe_rows(library: Library, device: str, workers: int, on_called: Callable[
 
     with ThreadPoolExecutor(workers) as pool:
         probed_rows = list(pool.map(probe, library.rows))
+    # `describe` reports with this text that a row could place no array on the device.
     if probed_rows and all(p.contract is None and "from_numpy(" in p.error for p in probed_rows):
         raise BackendError(f"--device: {probed_rows[0].error}")
     return probed_rows
@@ -193,11 +194,12 @@ def main() -> None:
     description["hang_after"] = float(getattr(backend, "hang_after", Settings.hang_after))
     description["tools"] = list(getattr(backend, "tools", ()))
     description["plain"] = callable(getattr(backend, "plain", None))
+    # Declarations are written first, since a call may end this process.
     answer.write_text(json.dumps(description), encoding="utf-8")
     description["offers"] = offers(backend, contract_of(backend, origin, device), device)
     answer.write_text(json.dumps(description), encoding="utf-8")
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(0)  # without the library's exit handlers, and without waiting for its threads
 
 
 if __name__ == "__main__":

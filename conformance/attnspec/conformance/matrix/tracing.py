@@ -2,6 +2,9 @@
 
 ``python -m attnspec.conformance.matrix.tracing QUESTION ANSWER`` reads a violation from the file QUESTION. It writes a
 program that shows it, or the reason why there is none, to the file ANSWER.
+
+The question's ``snippet`` is the report's script for a violation. Without one, a call has ended its process: ``last``
+names a file to store each call in before it is made, ``called`` the file with the call that ended an earlier replay.
 """
 
 import json
@@ -164,6 +167,7 @@ def _repeat_first_inputs(subject: Subject, law: str, question: Mapping[str, Any]
 
 
 def _compared(heading: str, plain: str, calls: list[Call], violation: Violation) -> dict[str, str]:
+    """Return the program of the last call that returned the violation's numbers."""
     got = np.asarray(violation.got)
     for call in reversed(calls):
         for path, array in call.arrays.items():

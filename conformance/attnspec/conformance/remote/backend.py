@@ -14,14 +14,15 @@ from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.incidents import Incidents
 
 CONVERSIONS = {"from_numpy", "to_numpy"}
+"""Functions of a backend in whose place :class:`RemoteBackend` has methods."""
 
 
 class RemoteBackend:
     """Backend for subjects and laws; the judging process never imports it.
 
     Its process begins to import the backend immediately. ``hang_after`` is the time limit of a check in seconds.
-    ``path`` adds import folders. With ``ends_children``, closing ends all children of this process, not only the
-    backend's.
+    ``path`` adds import folders. With ``ends_children``, closing ends all children of the judging process, not only
+    the backend's.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class RemoteBackend:
 
     def to_numpy(self, x: Any) -> Any:
         """Return the content of a backend's array; an exception of the conversion is raised here."""
+        # By its real type: the ``__class__`` of a :class:`RemoteNumpyArray` is NumPy's.
         if issubclass(type(x), RemoteArray):
             return self.host.read(x)
         return self.host.ask("read", x) if self._to_numpy else x

@@ -69,8 +69,9 @@ class PipelineFailed(KeyboardInterrupt):
 class HostProcess:
     """A backend's process, with the queue for its next request.
 
-    ``allowed`` is the time limit of a check in seconds. With ``ends_children``, closing ends all children of this
-    process. A failed conversion ends ``defers_conversions``, a failed pipelined step begins ``waits_for_steps``.
+    ``allowed`` is the time limit of a check in seconds. With ``ends_children``, closing ends all children of the
+    judge's process. ``defers_conversions`` holds until a conversion fails: afterwards each is requested at once, so
+    that it raises its own exception. ``waits_for_steps`` holds once a pipelined step has failed.
     """
 
     def __init__(
@@ -88,13 +89,14 @@ class HostProcess:
         self.changes = 0
         self.left: list[str] = []
         self.defers_conversions, self.waits_for_steps = True, False
+        # By kind of step, once one has succeeded: the class of a pipelined step's result.
         self._result_classes: dict[Any, type[RemoteArray]] = {}
         self._library_functions: dict[type, Mapping[str, Any]] = {}
         self._queue: list[Any] = []
         self._large: list[np.ndarray[Any, Any]] = []
-        self._waiting, self._number = 0, 0
+        self._queued_bytes, self._number = 0, 0  # even numbers are assigned here, odd ones by the backend's process
         self._read_ahead: dict[int, Any] = {}
-        self._changes_read, self._last_read = -1, -1
+        self._changes_at_read_ahead, self._last_read = -1, -1
         self._buffer = bytearray(1 << 16)
         self._socket, theirs = socket.socketpair()
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -169,19 +171,20 @@ class HostProcess:
         else:
             self._queue.append((self._number, dtype, x.shape, x.nbytes))
             self._large.append(x)
-        self._waiting += x.nbytes
+        self._queued_bytes += x.nbytes
         self.changes += 1
         handle = kind(self, self._number, x.shape)
-        if not self.defers_conversions or len(self._queue) > MAX_QUEUED or self._waiting > MAX_QUEUED_BYTES:
+        if not self.defers_conversions or len(self._queue) > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES:
             self.ask("converted", handle)
         return handle
 
     def view(self, request: str, x: RemoteArray, args: Any, predict: Callable[["np.ndarray[Any, Any]"], Any]) -> Any:
         """Return the result of a step on an array.
 
-        It is pipelined if such a step has succeeded before: ``predict`` finds its shape on a NumPy array.
+        It is pipelined if a step of its kind has succeeded before, with the shape that ``predict`` finds with NumPy.
         """
         try:
+            # An array of this shape whose elements share one byte: even a large one takes no memory.
             shape = predict(np.ndarray(x.shape, np.uint8, ZERO, 0, (0,) * x.ndim)).shape
         except UNPREDICTABLE:
             return self.ask(request, x, *args)
@@ -232,7 +235,7 @@ class HostProcess:
         queue, large = EMPTY_QUEUE, self._large
         if self._queue:
             queue = marshal.dumps(self._queue)
-            self._queue, self._large, self._waiting = [], [], 0
+            self._queue, self._large, self._queued_bytes = [], [], 0
         if request not in READ_ONLY_REQUESTS:
             self.changes += 1
         self._send(LENGTHS.pack(len(queue), len(message)) + queue + message)
@@ -243,10 +246,12 @@ class HostProcess:
             reader = Reader(payload, lambda *details: self._handle(reader, *details))
             if letter == "r":
                 if request == "read_on":
+                    # The requested contents come first; the others, with their numbers, are read ahead.
                     self._read_ahead = {number: (reader, content) for number, content in answer[1:]}
-                    answer, self._changes_read = answer[0], self.changes
+                    answer, self._changes_at_read_ahead = answer[0], self.changes
                 if request not in ("read", "read_on"):
                     return reader.value(answer)
+                # Contents have letters of their own: v with a value, e with the exception of the conversion.
                 letter, answer = answer
                 if letter == "v":
                     return reader.value(answer)
@@ -261,17 +266,20 @@ class HostProcess:
         if letter == "u":
             self.defers_conversions = False
             if request != "converted":
+                # The same violation as if ``from_numpy`` had raised before it returned a handle.
                 raise Violation(f"from_numpy raised {Raised(error).message}", reason=Reason.RAISED)
         raise error
 
     def read(self, x: RemoteArray) -> Any:
-        """Return the contents of an array.
+        """Return the contents of an array: sent with its handle, read ahead, or requested now.
 
-        The next arrays are read ahead, but results of the backend (odd numbers) only when read in sequence.
+        The first two are valid while ``changes`` stays the same: any call or step may write to any array. A request
+        also reads the next arrays ahead, since laws tend to read in order. Results (odd numbers) are numbered among
+        the backend's other objects: they are read ahead only if the previous odd number was the last one read.
         """
         number = x._number
         content = x.pop_content()
-        if content is ABSENT and self._changes_read == self.changes:
+        if content is ABSENT and self._changes_at_read_ahead == self.changes:
             content = self._read_ahead.pop(number, ABSENT)
         alone, self._last_read = number % 2 and number != self._last_read + 2, number
         if content is ABSENT:
@@ -344,7 +352,7 @@ class HostProcess:
 
 
 def _step_kind(args: Any) -> Any:
-    """Return the kind of a step; negative slices, which some libraries lack, are one."""
+    """Return a step's kind: its texts, types, and negative slices, which some libraries lack."""
     if isinstance(args, tuple):
         return tuple(map(_step_kind, args))
     if isinstance(args, slice):

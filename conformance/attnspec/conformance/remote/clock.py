@@ -62,10 +62,11 @@ class Watch:
         clock.passed += since
         if HAS_PROC:
             used, wants = usage(self.process)
+            # The first look has no usage to compare with; several busy threads count as one.
             gained = since if self._used < 0 else used - self._used
             self._used = used
             clock.spent += min(gained, since) if wants else since
         else:
-            clock.spent += since / WALL
+            clock.spent += since / WALL  # it may have waited for a processor: only wall time limits it
         if clock.over:
             self.hung(f"did not answer within {clock.allowed:g} s")

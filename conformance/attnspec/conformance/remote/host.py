@@ -32,7 +32,7 @@ OPTIONAL = ("from_numpy", "to_numpy", "vjp", "pullback", "modes")
 """Optional attributes of a backend that the judge may request."""
 
 TIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
-"""Signals of timers that a backend may have set, blocked between its calls."""
+"""Signals of timers that a backend may set: blocked between its calls, where they would interrupt messages."""
 
 
 class RequestHandler:
@@ -45,7 +45,7 @@ class RequestHandler:
     # The queue, which has no answers -----------------------------------------------------------------------------
 
     def prepare(self, queue: list[Any]) -> None:
-        """Process the queue in order: release objects, convert arrays, do pipelined steps.
+        """Process the queue in order: numbers of objects to release, pickled steps, arrays to convert.
 
         ``step_failed`` is set if a step raises, or if its result has another shape than the judge assumed.
         """
@@ -133,7 +133,7 @@ WITH_CONTENTS = {"operation", "in_thread", "call"}
 
 
 def answer(host: RequestHandler, queue: list[Any], request: bytes) -> bytearray:
-    """Process the queue, run the request, and return the frame of the answer."""
+    """Process the queue, run the request, return the frame of the answer; for its letters see ``ANSWER_KINDS``."""
     writer = Writer(OBJECTS.keep)
     try:
         host.prepare(queue)
@@ -195,6 +195,7 @@ class Channel:
         count = self._fill(buffer, count, whole)
         middle = LENGTHS.size + lengths[0]
         queue, excess = marshal.loads(memoryview(buffer)[LENGTHS.size : middle]), memoryview(buffer)[whole:count]
+        # An array of which only the size is queued follows the request; its first bytes may have come with it.
         for i, entry in enumerate(queue):
             if type(entry) is tuple and type(entry[-1]) is int:
                 *plain, size = entry
@@ -253,7 +254,7 @@ def main() -> None:
         connection.sendall(Writer(OBJECTS.keep).frame(["x", str(error)]))
         os._exit(0)
     if os.getpid() != process:
-        os._exit(0)
+        os._exit(0)  # this is a copy: the import has forked
     gc.freeze()
     gc.set_threshold(100_000)
     try:

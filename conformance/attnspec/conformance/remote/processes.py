@@ -59,7 +59,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 class Process(NamedTuple):
-    """A process; ``state`` as in ``/proc``: R runs or could run, S sleeps, T stopped."""
+    """A process; ``state`` as in ``/proc``: R runs or could, D waits for a device, S sleeps, T stopped, Z or X dead."""
 
     number: int
     name: str
@@ -97,6 +97,7 @@ def _read(path: Path) -> Process | None:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
+    # The name in parentheses may contain parentheses. Of the fields, 7 and 8 are user and system time in ticks.
     before, _, after = text.rpartition(")")
     number, _, name = before.partition(" (")
     state, parent, group, session, *fields = after.split()
@@ -127,8 +128,8 @@ def end_all(leader: int, mark: str, *, ends_children: bool = False, sandboxed: b
     """End a group's leader and the processes that it left; return their titles.
 
     These are its group, its session, and all processes with its mark; with ``ends_children``, all children of this
-    process, too. With ``sandboxed`` the leader is bubblewrap: its inner process and the one that it was
-    to run are not listed.
+    process, too. With ``sandboxed`` the leader is bubblewrap, whose two processes inside, its own and the backend's,
+    end with it and were not left.
     """
     own, marked = os.getpid(), f"{MARK}={mark}".encode()
 

@@ -96,6 +96,7 @@ def _here() -> FrameType:
 
 @cache
 def _frame(file: str, name: str) -> FrameType:
+    """Return a frame of :func:`_here`, renamed to another function and file."""
     code: CodeType = _here.__code__.replace(co_filename=file, co_name=name, co_firstlineno=1)
     frame: FrameType = FunctionType(code, {"sys": sys})()
     return frame

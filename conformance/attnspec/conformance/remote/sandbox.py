@@ -66,8 +66,9 @@ def launch(module: str, *arguments: str, sandbox: bool, readable: Iterable[str] 
     command = [sys.executable, "-m", module, *arguments]
     if sandbox:
         command = [*bubblewrap(readable), *command]
-        own = MEMORY_FOLDER if EMPTY_FOLDERS[0] in {*_needed(readable)} else EMPTY_FOLDERS[0]
-        variables |= {"TMPDIR": own, **{name: f"{own}/{folder}" for name, folder in CACHES.items()}}
+        writable = MEMORY_FOLDER if EMPTY_FOLDERS[0] in {*_needed(readable)} else EMPTY_FOLDERS[0]
+        variables |= {"TMPDIR": writable, **{name: f"{writable}/{folder}" for name, folder in CACHES.items()}}
+    # The safe path keeps modules in the current folder from replacing standard ones.
     environment = {**variables, **SAFE_PATH, MARK: new_mark()}
     process = Launched(command, start_new_session=True, env=environment, **how)
     process.sandboxed, process.mark = sandbox, environment[MARK]
@@ -75,7 +76,7 @@ def launch(module: str, *arguments: str, sandbox: bool, readable: Iterable[str] 
 
 
 def bubblewrap(readable: Iterable[str] = ()) -> list[str]:
-    """Command prefix for a sandbox: read-only files, own processes, no network."""
+    """Command prefix for a sandbox: read-only files, own processes, no network; needed folders are never hidden."""
     needed = {*_needed(readable)}
     hidden = [folder for folder in EMPTY_FOLDERS if Path(folder).is_dir() and folder not in needed]
     shown = sorted(path for path in needed if any(path.startswith(f"{folder}/") for folder in hidden))
@@ -91,7 +92,7 @@ def bubblewrap(readable: Iterable[str] = ()) -> list[str]:
 
 
 def _needed(readable: Iterable[str]) -> Iterable[str]:
-    """Folders of Python, attnspec and the backend, with links and resolved."""
+    """Folders of Python, attnspec and the backend, each as named and with its links resolved."""
     own = (sys.prefix, sys.base_prefix, str(Path(sys.executable).parent), str(Path.cwd()), *own_folders())
     for name in (*own, *sys.path, *readable):
         if name and (path := Path(name)).exists():

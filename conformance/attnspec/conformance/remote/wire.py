@@ -55,6 +55,7 @@ def records() -> Mapping[str, type]:
     """Return the specification's records by name, the only classes that an answer may instantiate."""
     trees = (tree for o in OPERATIONS.values() for tree in (o.call, o.result))
     nodes = (node for tree in trees for node in walk(tree) if isinstance(node, Branch))
+    # Of all branches only records, such as LSTMParameters, have names and a class; calls are dicts.
     classes = {node.build for node in nodes if isinstance(node.build, type) and node.names and node.build is not dict}
     return {f"{c.__module__}:{c.__qualname__}": c for c in classes}
 
@@ -246,6 +247,7 @@ class Reader:
     def array(self, fields: Any) -> Any:
         """Return an array that owns its numbers."""
         if fields[0] is None:
+            # Its numbers cannot be sent: empty objects take their place, in its shape unless that is large.
             shape = [_natural(n) for n in fields[1]]
             return np.empty(shape if math.prod(shape) <= MAX_GAPS else (), object)
         text, shape, strides, first, place, length = fields

@@ -30,6 +30,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 def report_of_run(backend: str, settings: Settings, workers: int, console: Console, *, shown: bool = False) -> "Report":
     """Judge a backend and return the report, even after a signal or the time limit."""
     started = time.monotonic()
+    # Signals are held until the probe exists, so that its process is always closed.
     INTERRUPTION.hold()
     close_memory()
     probe = None

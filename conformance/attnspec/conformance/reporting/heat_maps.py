@@ -69,7 +69,7 @@ def heat_maps(x: Numbers, levels: Numbers, name: str, index: tuple[int, ...] | N
     marked_index = None if index is None else (0,) * (rank - len(index)) + index
     batch = list(np.ndindex(x.shape[:-2]))
     if marked_index is not None:
-        batch.sort(key=lambda element: element != marked_index[:-2])
+        batch.sort(key=lambda element: element != marked_index[:-2])  # the marked one first, to be drawn
     drawn = sorted(batch[:MOST_MATRICES])
     maps = []
     for element in drawn:

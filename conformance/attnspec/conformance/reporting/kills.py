@@ -117,7 +117,7 @@ class KillMatrix:
     def false_alarm_bound(self) -> float | None:
         """Upper bound (95 %) of the false-alarm rate; None after an alarm or without checks."""
         checks = sum(row.evaluations for row in self.variants)
-        return 3 / checks if checks and not self.harmed else None
+        return 3 / checks if checks and not self.harmed else None  # the rule of three
 
     def as_json(self) -> dict[str, Any]:
         """Return the matrix as plain JSON."""

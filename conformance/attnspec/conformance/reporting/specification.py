@@ -53,14 +53,14 @@ class Section:
 def specification() -> list[Section]:
     """Return the parts of the specification, in order."""
     chapters = [c for c in CHAPTERS if any(o.chapter == c for o in OPERATIONS.values())]
-    judged = list(dict.fromkeys(x.chapter for x in LAWS.values()))
+    law_chapters = list(dict.fromkeys(x.chapter for x in LAWS.values()))
     errata = [Section(e.identifier, e.identifier, erratum_entry(e)) for e in ERRATA.values()]
     misprints = [Section(m.identifier, m.identifier, misprint_entry(m)) for m in MISPRINTS.values()]
     questions = [Section(q.name, q.name, question_entry(q)) for q in QUESTIONS.values()]
     return [
         Section("notation", "Notation", _notation()),
         *map(_chapter, chapters),
-        *map(_laws, judged),
+        *map(_laws, law_chapters),
         Section("questions", "Open questions of semantics", "Conventions on which libraries differ.", tuple(questions)),
         Section("precision", "Precision classes", precision_entry()),
         Section("errata", "Errata of the sources", "", tuple(errata)),

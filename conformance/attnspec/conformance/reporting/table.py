@@ -194,11 +194,11 @@ def known_failures(report: Report) -> list[Text]:
 
 def _lines(results: Iterable[Result]) -> list[Text]:
     """Return one line per operation and message (the first dtype's), with laws and dtypes."""
-    dtypes: dict[tuple[str, str, str | None, str], list[Result]] = defaultdict(list)
+    results_by_law: dict[tuple[str, str, str | None, str], list[Result]] = defaultdict(list)
     for r in results:
-        dtypes[r.status, r.operation, r.reason, r.law].append(r)
+        results_by_law[r.status, r.operation, r.reason, r.law].append(r)
     laws: dict[tuple[str, str, str, str], list[str]] = defaultdict(list)
-    for (status, operation, _, law), same in dtypes.items():
+    for (status, operation, _, law), same in results_by_law.items():
         laws[status, operation, ", ".join(r.dtype for r in same), same[0].message].append(law)
     return [
         Text(f"{status}: {', '.join(names)} by {operation} ({names_of_dtypes}): {message}", style="red")

@@ -74,10 +74,10 @@ def as_html(report: Report) -> str:
 
 def _violations(violations: Sequence[Result], in_full: int = 0) -> Iterator[dict[str, Any]]:
     """Yield each violated law once per operation, with the first counterexample; ``in_full`` of them unfolded."""
-    dtypes: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    results_by_law: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for r in violations:
-        dtypes[r.operation, r.law].append(r)
-    for i, ((operation, law), results) in enumerate(dtypes.items()):
+        results_by_law[r.operation, r.law].append(r)
+    for i, ((operation, law), results) in enumerate(results_by_law.items()):
         example = next((r.counterexample for r in results if r.counterexample is not None), None)
         drawn, note = contained(f"drawing the counterexample of {law} by {operation}", partial(_drawing, example), None)
         notes = filter(None, dict.fromkeys([*(r.note for r in results), note]))
@@ -154,6 +154,7 @@ def _budgets(results: Sequence[Result]) -> dict[str, list[tuple[str, int, str, l
 
 
 def _budget(operation: str, judged: Sequence[Result]) -> tuple[str, int, str, list[Lane]]:
+    """Return an operation's name, number of failures, counts as text, and bars."""
     largest_ratios: dict[str, float] = {}
     for r in judged:
         largest_ratios[r.dtype] = max(largest_ratios.get(r.dtype, 0.0), r.error_ratio)

@@ -113,6 +113,7 @@ def run(
     if startup.failure is not None:
         for case in gate.plan.cases:
             gate.verdicts.causes.setdefault(case.id, startup.failure)
+    # After an early end, the children left are workers for which nobody waited.
     if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         gate.verdicts.left += [title for title in left if title not in gate.verdicts.left]
     interrupted = status == pytest.ExitCode.INTERRUPTED and startup.failure is None
@@ -136,6 +137,7 @@ def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: in
         # Rewritten assertions would be written to compiled files.
         "--assert=plain",
         *("--disable-plugin-autoload", "-p", "xdist", "-p", "attnspec.conformance.plugin"),
+        # Dead workers are always replaced: plugins count the deaths at startup and those of each case.
         *("-n", str(workers), "--dist=worksteal", "--max-worker-restart=1000000"),
         *("--pyargs", "attnspec.conformance.test_conformance"),
         f"--attn-backend={backend}",

@@ -51,6 +51,7 @@ class Expectation:
 
     def selected(self, settings: Settings) -> bool:
         """Return whether the run's selection includes anything that the line names."""
+        # Operations without a dtype, such as those with boolean results, are judged whichever dtypes are selected.
         chosen = (
             (self.operation, settings.operations),
             (self.law, settings.laws),

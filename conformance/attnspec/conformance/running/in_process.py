@@ -138,6 +138,7 @@ class InProcess:
             return Subject(self.backend, contract, OPERATIONS[case.operation], case.dtype, device)
 
         judging, searched = partial(self._judge, mark, stop_at_first=True), subject_under(self.contract)
+        # The search concerns no law alone: a hang is blamed on the first that failed.
         with mark.during(failed[0].law, "looking for what has to be declared"):
             return missing_declarations(
                 judging, self.contract, case, failed, lambda: refusals(searched, mark), subject_under
@@ -145,14 +146,14 @@ class InProcess:
 
     def _diagnosis(self, failed: Sequence[Result], declared: Mapping[str, Any], mark: Marker) -> Diagnosis | None:
         settings, profile = self.settings, PROFILES[self.settings.profile]
-        chosen, left = unexplained(self.contract, self.case, failed, declared)
-        if not violated_by_numbers(left):
+        contract, violations = unexplained(self.contract, self.case, failed, declared)
+        if not violated_by_numbers(violations):
             return None
         # Imported here because it loads all mutants, which a run without violations does not need.
         from attnspec.conformance.explaining.inquiry import inquiry
 
         started = inquiry(
-            self.backend, chosen, self.case, profile, left,
+            self.backend, contract, self.case, profile, violations,
             seed=settings.seed, device=settings.device, watch=mark.during,
         )  # fmt: skip
         return None if started is None else started.diagnosis()

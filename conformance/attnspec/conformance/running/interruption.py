@@ -21,9 +21,9 @@ REPEAT = 0.5
 class Interruption:
     """Raise ``KeyboardInterrupt`` in the main thread when a signal arrives or time runs out.
 
-    It raises again until ``acknowledge`` is called, since the code that it interrupts may swallow the exception, as
-    callbacks of the garbage collector do; but never while such an exception is handled, which on a busy machine may
-    take longer than ``REPEAT``. Afterwards signals are ignored, so that processes are ended and reports written. While
+    It raises again until ``acknowledge`` is called, since the interrupted code may swallow the exception, as callbacks
+    of the garbage collector do. It never raises while such an exception is handled: on a busy machine that may take
+    longer than ``REPEAT``. Acknowledged, it ignores signals, so that processes are ended and reports written. While
     held, it raises nothing. ``reason`` is why the run ends early, None if it does not.
     """
 

@@ -32,7 +32,7 @@ def ignore_signal(number: int, frame: object) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let :class:`HostEnded` pass through calls of the backend, even if SIGINT is ignored."""
+    """Let :class:`HostEnded`, a ``KeyboardInterrupt``, pass through ``call_safely`` even if SIGINT is ignored."""
     own = threading.current_thread() is threading.main_thread()
     if not own or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         yield

@@ -83,7 +83,7 @@ class JudgedBackends:
         return self._backends[key]
 
     def await_ready(self, name: str, settings: Settings, path: tuple[str, ...] = ()) -> tuple[RemoteBackend, Contract]:
-        """Return an imported backend and its contract, in a worker the one of the run."""
+        """Return an imported backend and its contract; in a worker it must declare the same as for the whole run."""
         key = name, settings.device
         backend = self.start(name, settings, path)
         if key in self._errors:

@@ -31,6 +31,7 @@ class Plan:
         selected = cases(contract, operations=settings.operations, laws=settings.laws, dtypes=settings.dtypes)
         if settings.only is not None:
             selected = _only(selected, settings.only)
+        # A law that the user selected runs even if all its checks are slow, which ``quick`` otherwise skips.
         if settings.laws or settings.only is not None:
             selected = [replace(case, laws_selected=True) for case in selected]
         if not selected:
@@ -60,7 +61,7 @@ def check_names(settings: Settings, prefix: str = "") -> None:
         for name in chosen:
             if name not in names:
                 raise BackendError(unknown_name(f"{prefix}{what}", name, names))
-    expectations(settings.expect, f"{prefix}expect")
+    expectations(settings.expect, f"{prefix}expect")  # read for its errors only
 
 
 def _check_provided(contract: Contract, settings: Settings) -> None:

@@ -61,7 +61,7 @@ def with_crashing_inputs(incidents: Incidents, backend: str, case: Case, setting
 def _crash_details(
     backend: str, case: Case, law: str, example: Example, result: Result, settings: Settings
 ) -> dict[str, Any] | None:
-    """Return message and counterexample of a verdict, or a note; None if the process fails."""
+    """Return message and counterexample of a verdict, or a note; None if the search itself fails."""
     request = {
         "backend": backend,
         "operation": case.operation,
@@ -123,6 +123,7 @@ def smallest_crash(request: dict[str, Any]) -> dict[str, Any]:
     message = f"the backend did not answer within {request['hang_after']:g} s"
     violation: Violation | None = Violation(message, reason=Reason.HUNG, arguments=arguments)
     law_checks = [check for check in CHECKS[request["law"]] if check.concerns(subject.operation)]
+    # After a hang nothing is reduced, as each candidate may hang, too: any of the law's checks describes the input.
     check = law_checks[0]
     if request["reason"] == Reason.CRASHED:
         if not CAN_FORK:

@@ -90,7 +90,7 @@ class StartupMonitor:
 
 
 class Bar(Progress):
-    """Progress bar on a terminal; otherwise a line every ten seconds, and a last one."""
+    """Progress bar on a terminal; otherwise a line every ten seconds, and a last one if there were others."""
 
     def __init__(self, console: Console, description: str, total: int | None = None, limit: str = "") -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -130,6 +130,7 @@ class ProgressDisplay:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a judged case, and print its unexpected violations."""
         results = recorded(report)
+        # The report on a test's teardown carries its verdicts again.
         if results is None or (report.when != "call" and not report.failed):
             return
         self.done += 1

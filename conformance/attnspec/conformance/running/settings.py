@@ -11,13 +11,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def _setting(default: T, metavar: str, help_: str, *, option: str = "", isolated: bool = False) -> T:
-    return field(default=default, metadata={"metavar": metavar, "help": help_, "option": option, "isolated": isolated})
+def _setting(default: T, metavar: str, help_: str, *, option: str = "", cli_only: bool = False) -> T:
+    return field(default=default, metadata={"metavar": metavar, "help": help_, "option": option, "cli_only": cli_only})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Selection and effort of a run. An empty selection selects everything."""
+    """Selection and effort of a run. An empty selection selects everything.
+
+    Only runs of the command ``attnspec`` set ``shared_folder``: it tells their processes from a user's pytest.
+    """
 
     profile: str = _setting("quick", "P", "how much is tried: quick, full or release")
     seed: int = _setting(0, "N", "the seed of all examples; the same seed gives the same verdicts")
@@ -32,16 +35,16 @@ class Settings:
         False, "", "judge in the backend's own process, for a debugger; the backend could falsify its verdict"
     )
     sandbox: str = _setting("auto", "S", "run the backend under bubblewrap: auto (where that works), on, or off")
-    hang_after: float = _setting(20.0, "S", "seconds after which a check counts as hung", isolated=True)
-    fail_fast: bool = _setting(False, "", "stop at the first unexpected violation", isolated=True)
+    hang_after: float = _setting(20.0, "S", "seconds after which a check counts as hung", cli_only=True)
+    fail_fast: bool = _setting(False, "", "stop at the first unexpected violation", cli_only=True)
     time_limit: float = _setting(
-        0.0, "S", "seconds that the run may take, 0 for no limit; then it reports the verdicts so far", isolated=True
+        0.0, "S", "seconds that the run may take, 0 for no limit; then it reports the verdicts so far", cli_only=True
     )
     only: str | None = _setting(
-        None, "FILE", "only the laws that this file lists, in the format of --attn-expect", isolated=True
+        None, "FILE", "only the laws that this file lists, in the format of --attn-expect", cli_only=True
     )
     shared_folder: str | None = _setting(
-        None, "DIR", "folder that the processes of `attnspec check` share", isolated=True
+        None, "DIR", "folder that the processes of `attnspec check` share", cli_only=True
     )
 
     @classmethod
@@ -58,17 +61,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Option:
-    """A setting as a command-line option.
-
-    ``isolated`` marks options of runs with workers, which are not attributes of a suite.
-    """
+    """A setting as a command-line option; ``cli_only`` options are not attributes of a suite."""
 
     setting: str
     name: str
     default: Any
     metavar: str
     help: str
-    isolated: bool
+    cli_only: bool
 
     @property
     def flag(self) -> str:
@@ -97,7 +97,7 @@ class Option:
 
 def _option(setting: "Field[Any]") -> Option:
     name, x = setting.name, setting.metadata
-    return Option(name, x["option"] or name.replace("_", "-"), setting.default, x["metavar"], x["help"], x["isolated"])
+    return Option(name, x["option"] or name.replace("_", "-"), setting.default, x["metavar"], x["help"], x["cli_only"])
 
 
 OPTIONS = tuple(map(_option, fields(Settings)))

@@ -62,7 +62,7 @@ def settings_of_suite(suite: type[ConformanceSuite]) -> Settings:
     """Return a suite's settings; :class:`BackendError` for a string instead of names."""
     chosen: dict[str, Any] = {}
     for o in OPTIONS:
-        if not o.isolated:
+        if not o.cli_only:
             value = getattr(suite, o.setting)
             if o.repeatable and isinstance(value, str):
                 raise BackendError(f"{suite.__name__}.{o.setting}: expected a tuple of names; got {value!r}")
@@ -140,8 +140,8 @@ def run_case(
     except BackendError:
         raise
     except Exception as error:  # noqa: BLE001 - an error of attnspec is not one of the backend
-        message_ = own_error(f"judging {case.id}", error)
-        results = [Result(case.operation, law, case.dtype, Status.LOST, OWN_ERROR, message_) for law in case.laws]
+        message = own_error(f"judging {case.id}", error)
+        results = [Result(case.operation, law, case.dtype, Status.LOST, OWN_ERROR, message) for law in case.laws]
     # Recorded before the explanation, which may fail or be killed.
     record(results, record_property, extent)
     lines = expectations(settings.expect)

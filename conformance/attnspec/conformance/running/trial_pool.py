@@ -20,7 +20,7 @@ def outcomes(
     limit: float,
     done: Callable[[Trial, TrialOutcome], None] = lambda trial, outcome: None,
 ) -> list[TrialOutcome]:
-    """Return the outcomes of all trials in order; with ``workers=0``, run them in this process.
+    """Return the outcomes of all trials in order; with ``workers=0``, run them in this process, without limit.
 
     A trial that takes longer than ``limit`` seconds is lost. ``done`` is called for each trial as it ends.
     """

@@ -51,7 +51,7 @@ class TrialRun:
 
         def count(trial: Trial, outcome: TrialOutcome) -> None:
             judged[trial.key] = outcome
-            self._name(trial, outcome)
+            self._print_unwanted(trial, outcome)
             bar.count(f"{len(judged)} of {len(trials)} trials judged")
 
         def done(trial: Trial, outcome: TrialOutcome) -> None:
@@ -75,7 +75,7 @@ class TrialRun:
             outcomes(waiting, os.cpu_count() or 1 if self.workers is None else self.workers, limit, done)
         return judged
 
-    def _name(self, trial: Trial, outcome: TrialOutcome) -> None:
+    def _print_unwanted(self, trial: Trial, outcome: TrialOutcome) -> None:
         name, wrong = escape(trial.subject.name), outcome.convicts
         if wrong and isinstance(trial.subject, Variant):
             law = outcome.failures[0].law if outcome.failures else LOST

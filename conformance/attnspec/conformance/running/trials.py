@@ -36,12 +36,12 @@ class Trial:
 
     @property
     def key(self) -> Key:
-        """Key among the trials by all laws of all operations."""
+        """Key of a trial by all laws of all operations: it omits ``law`` and ``operation``."""
         return self.subject.name, self.profile, self.seed, self.every_law
 
     @property
     def effort(self) -> Profile:
-        """The profile of the trial, or the mutant's own if that has more examples."""
+        """The trial's profile, or the mutant's own if that has more corners at float32."""
         own = self.subject.profile if isinstance(self.subject, Mutant) else self.profile
         return max(PROFILES[self.profile], PROFILES[own], key=lambda profile: profile.single.corners)
 
@@ -138,7 +138,10 @@ def _judged_trial(trial: Trial) -> TrialOutcome:
 
 
 def _judge(contract: Contract, case: Case, trial: Trial, every_law: bool) -> list[Result]:
-    """Judge a case without counterexamples; with ``every_law``, go on after each failure."""
+    """Judge a case without counterexamples; with ``every_law``, again without the failed laws until no other fails.
+
+    Only judging that stops at the first failure omits counterexamples, which take long.
+    """
     failed: dict[str, Result] = {}
     while True:
         backend = trial.subject.backend()

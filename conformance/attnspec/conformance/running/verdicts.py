@@ -103,7 +103,7 @@ BACKEND_ENDED = (
     "the process that runs the backend {how} (status 1 can mean that a check took more than {seconds:g} s): "
     "run with --isolated, which names the law and its input"
 )
-"""Message of a case that was judged in the backend's process."""
+"""Message of a case judged in the backend's process: if a check hangs, a timer ends that with status 1."""
 
 
 class CrashHandler:
@@ -126,7 +126,7 @@ class CrashHandler:
             report.longrepr = BACKEND_ENDED.format(how=how, seconds=self.hang_after)
             return
         deaths = self._deaths[crashitem] = self._deaths.get(crashitem, 0) + 1
-        # The message of the last death; before it, the case is judged again.
+        # Reported only after the last death: below, an earlier one becomes a repetition.
         report.longrepr = f"{JUDGE_LOST} {how}, each of {MAX_RETRIES + 1} times: nothing is known about the backend"
         if deaths <= MAX_RETRIES:
             self._repeated.append(f"{case_of(crashitem)} was judged again: {JUDGE_LOST} {how}")

@@ -153,7 +153,7 @@ class SingleSinusoids(Formulas):
 class DoubleSinusoids(Formulas):
     """Encodings are computed and returned in float64."""
 
-    default = np.float64
+    default = np.float64  # dtype of results without float inputs; the base class has float32
 
 
 @variant("results in Fortran order", operations=(ScaledDotProductAttention, MultiHeadAttention, Softmax))

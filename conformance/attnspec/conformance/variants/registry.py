@@ -11,7 +11,7 @@ from attnspec.conformance.mutants.correct.altered import Alteration, Altered, Re
 class Variant(Altered):
     """A correct backend that must pass every law of its operations and dtypes.
 
-    ``lacking`` returns why this system cannot run it, or an empty string.
+    ``lacking`` returns why this system cannot run it, or an empty string; the default, ``str``, returns that.
     """
 
     lacking: Callable[[], str] = str
@@ -26,7 +26,8 @@ def variant(
 ) -> Callable[[Alteration], Variant]:
     """Decorate a subclass of ``Formulas`` or ``Library`` as a variant; ``ValueError`` for a used name.
 
-    ``Formulas`` has the steps of formulas, ``Library`` what surrounds them. ``operations`` are Protocols.
+    ``Formulas`` has the steps of formulas, ``Library`` what surrounds them. ``operations`` are Protocols. Steps that
+    the reverse mode of ``correct.tape`` cannot follow, such as einsum, need ``differentiable=False``.
     """
 
     def register_variant(honest: Alteration) -> Variant:

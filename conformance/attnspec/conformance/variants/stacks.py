@@ -73,7 +73,7 @@ class HiddenInParts(Formulas):
 
     def feed_forward(self, x: Numbers, parameters: FeedForwardParameters[Numbers]) -> Numbers:
         """Feed-forward layer in three parts, as if spread over devices."""
-        p, rows = parameters, x[..., None, :]
+        p, rows = parameters, x[..., None, :]  # ``project`` takes matrices: each vector becomes one row
         h = p.w_1.shape[0]
         total = p.b_2
         for i in range(3):

@@ -148,7 +148,7 @@ class Reciprocals(Formulas):
 class Double(Formulas):
     """All formulas are computed in float64."""
 
-    default = np.float64
+    default = np.float64  # for results without float inputs; these operations compute in the dtype of their inputs
 
 
 @variant("sums with compensation", operations=(Softmax, AveragePooling), differentiable=False)

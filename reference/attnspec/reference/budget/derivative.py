@@ -164,7 +164,7 @@ class Traced(DuckArray):
 
     def _joined(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Traced":
         parts = [self._wrap(x) for x in args[0]]
-        # Number of the part from which each element came.
+        # A stand-in for the result: only its number of dimensions is used, to count axes from the front.
         places = function([np.full(p.shape, i) for i, p in enumerate(parts)], *args[1:], **kwargs)
 
         def backward(g: Statistical) -> Sequence[Statistical]:
@@ -196,8 +196,8 @@ class Traced(DuckArray):
             shared = 0.5 * inner.precision.accumulation * weights.weights * np.abs(inner.value).astype(np.float64)
             # A later sum over the keys adds this shared error linearly, not in quadrature.
             alpha = np.abs(weights.value).astype(np.float64)
-            effective = 1 / np.maximum((alpha**2).sum(-1, keepdims=True), 2.0**-60)
-            common = alpha * np.sqrt((inner.error**2 + shared**2) * np.maximum(effective, 1.0))
+            effective_keys = 1 / np.maximum((alpha**2).sum(-1, keepdims=True), 2.0**-60)
+            common = alpha * np.sqrt((inner.error**2 + shared**2) * np.maximum(effective_keys, 1.0))
             back = weights * (g - inner._computed(inner.value, np.zeros(())))
             back = back._computed(back.value, np.sqrt(back.error**2 + common**2))
             return [_unbroadcast(back, self.shape)]

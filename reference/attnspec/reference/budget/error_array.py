@@ -289,6 +289,7 @@ class Approximate(DuckArray):
 
     def _applied(self, ufunc: Any, value: Numbers, operands: Sequence[Self]) -> Self:
         """Return ``value``, the result of a NumPy function, with the errors that its rule derives."""
+        # Numbers counted from integers have a class of their own (`counting`); the other operand's class rounds.
         if len(operands) == 2 and operands[0].precision is not operands[1].precision:
             self = next(x for x in operands if x.precision is not counting(x.precision))
         result: Self = getattr(self, f"_{ufunc.__name__}")(value, *operands)
@@ -311,7 +312,7 @@ class Approximate(DuckArray):
         if function in (np.sum, np.mean):
             x, *options = args
             return (x.sum if function is np.sum else x.mean)(*options, **kwargs)
-        if function is np.asarray:
+        if function is np.asarray:  # np.asarray(integers, like=self)
             return self._counted(np.asarray(*args, **kwargs))
         if function in (np.zeros_like, np.ones_like, np.shape, np.ndim):
             return function(args[0].value, **kwargs)

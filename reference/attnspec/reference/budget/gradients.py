@@ -36,7 +36,8 @@ def gradients(
 
     with np.errstate(all="ignore"):
         leaves, order, gradients_by_path = _backwards(formula, arguments, cotangent, wide, exact)
-        # Equal rows have equal errors: a sum over rows adds them linearly, not in quadrature.
+        # Equal rows have equal errors, and so have equal scores in a softmax (``weights``: the most in a row).
+        # A sum adds them linearly, not in quadrature.
         repeats = [_repeated_rows(leaf.result.value) for leaf in leaves.values()]
         repeats += [float(np.max(w, initial=1.0)) for w in (node.result.weights for node in order) if w is not None]
         coherence = float(np.sqrt(max(repeats, default=1.0)))

@@ -30,6 +30,7 @@ class Rigorous(Approximate):
     """Numbers whose ``error`` bounds the error of each."""
 
     def _rounded(self, value: Numbers, error: Numbers, units: float = 1.0, **attributes: Any) -> Self:
+        """Add one rounding: ``units`` unit roundoffs of the accumulation, and that of storing the number."""
         p = self.precision
         magnitude = np.abs(value)
         reach = magnitude + error
@@ -86,6 +87,7 @@ class Rigorous(Approximate):
     def _square(self, value: Numbers, a: Self) -> Self:
         if a.between is None:
             return self._multiply(value, a, a)
+        # In one pass, E[x²] and E[x]² are rounded before they are subtracted, however small the difference is.
         x, y = a.between
         squares, mean, u = x.value**2, np.abs(y.value), self.precision.accumulation
         error = 2 * a.magnitude * a.error + a.error**2 + 2 * u * squares
@@ -93,6 +95,7 @@ class Rigorous(Approximate):
         return self._rounded(value, error, scale=np.broadcast_to(squares, a.shape))
 
     def _sqrt(self, value: Numbers, a: Self) -> Self:
+        # The root is concave: its largest error is that of the smallest possible operand.
         return self._rounded(value, value - np.sqrt(np.maximum(a.value - a.error, 0)))
 
     def _exp(self, value: Numbers, a: Self) -> Self:
@@ -138,6 +141,7 @@ class Rigorous(Approximate):
             error = error + a.error @ (right + b.error)
         if b.has_errors:
             error = error + left @ b.error
+        # (xw)b may be computed as x(wb): the other order rounds wb. ``factors`` tells the next product x and w.
         other = a.other_order(b)
         if other is not None:
             error = error + p.operand * (other[0] @ other[1])
@@ -148,7 +152,8 @@ class Rigorous(Approximate):
         """Error bound of pooled values o = Σ αⱼ vⱼ.
 
         The weights contribute at most Σ αⱼ expm1(δⱼ) |vⱼ − o| / L, where δⱼ bounds the error of a score and L is the
-        least sum. The Cauchy–Schwarz inequality turns these n·m·d_v terms into matrix products.
+        least sum, and at most the distance to the farthest value. By the Cauchy–Schwarz inequality, this sum is at most
+        √(Σ fⱼ · Σ fⱼ (vⱼ − o)²), fⱼ = αⱼ expm1(δⱼ) / L (``factor``): matrix products, not n·m·d_v terms.
         """
         p, w = self.precision, a.weights
         alpha, v = a.value, b.value

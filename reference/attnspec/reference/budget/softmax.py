@@ -1,7 +1,8 @@
 """Standard deviations and rigorous bounds of softmax weights, from the errors of the scores.
 
 Softmax is treated as one step, since its shift by the maximum of the row cancels exactly. ``docs/budget.md`` derives
-the formulas. :func:`~attnspec.reference.budget.judged` uses the smaller of both budgets.
+the formulas. :func:`~attnspec.reference.budget.judged` uses the smaller of both budgets. The factors 0.6 u and 0.5 u of
+standard deviations are those of :mod:`~attnspec.reference.budget.statistical`.
 """
 
 from dataclasses import dataclass

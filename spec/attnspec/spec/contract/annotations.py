@@ -129,7 +129,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _in_scope(text: str, path: str, scope: Scope) -> str:
-    """Rename the sizes in a product or sum; new names may be products or sums."""
+    """Rename the sizes in a product or sum; new names may be products or sums, but no factor a sum."""
     if "*" in text and (total := next((scope[s] for s in re.split(r"[+*]", text) if "+" in scope.get(s, "")), None)):
         raise InvalidDeclaration(f"{path}: expected products of sizes, and sums of these; got {total} in {text}")
     return re.sub(r"[^+*]+", lambda size: scope.get(size[0], size[0]), text)

@@ -73,6 +73,7 @@ def _bound(op: Operation) -> set[str]:
     required = [x for x in _required(op.call) if isinstance(x, Leaf)]
     dims = [d for x in required for d in x.core if not d.broadcast and "+" not in d.written]
     bound = {*op.counts, *(o.path for o in op.numbers)}
+    # A product such as heads*p binds a size once all its others are bound.
     while new := {s for d in dims for s in d.sizes if len({*d.sizes} - bound) == 1} - bound:
         bound |= new
     inside = {s for x in op.leaves for s in x.sizes if "[:]" in s}

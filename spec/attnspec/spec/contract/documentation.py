@@ -214,12 +214,14 @@ def _inside(node: Node, path: str) -> Iterator[tuple[Node, str]]:
 def _text_under(operation: Operation, heading: str) -> str:
     """Text under a heading for an operation: the chapter's relevant sentences, then the Protocol's.
 
-    ``As in `chapter`.`` stands for the edges of that chapter, in operations whose result is only a weighted sum.
+    ``As in `chapter`.`` stands for the edges of that chapter in operations whose result is only a weighted sum, and for
+    nothing in others.
     """
     module = sys.modules.get(operation.protocol.__module__)
     texts = [_parsed(doc).get(heading, "") for doc in (getattr(module, "__doc__", None), operation.protocol.__doc__)]
     text = " ".join(filter(None, texts))
     text = re.sub(r"As in `(\w+)`\.", lambda match: _edges_of(match[1], operation), text).strip()
+    # A chapter's sentence is dropped where it names an argument, size or result that only other operations have.
     absent = {name for name in re.findall(r"`(\w+)`", text) if name not in _names(operation)}
     foreign = {name for o in OPERATIONS.values() for name in absent & _names(o)} if absent else set()
     sentences = re.split(r"(?<=[.])\s+(?=[A-Z`])", text)
@@ -229,7 +231,7 @@ def _text_under(operation: Operation, heading: str) -> str:
 def _edges_of(chapter: str, operation: Operation) -> str:
     """Edges of a chapter, for an operation whose result is only a weighted sum.
 
-    Without a query axis there is a single query; the text then uses that argument's name.
+    Without a query axis there is a single query; the text then uses its name, such as `state` in `bahdanau_context`.
     """
     if not operation.only_weighs_keys:
         return ""
@@ -242,6 +244,7 @@ def _edges_of(chapter: str, operation: Operation) -> str:
 
 
 def _names(operation: Operation) -> set[str]:
+    """Arguments, sizes and record fields of the result: the names in backticks that sentences may use."""
     fields = (leaf.path.rpartition(".")[2] for leaf in operation.outputs if "." in leaf.path)
     return {*operation.call.names, *operation.sizes, *fields}
 

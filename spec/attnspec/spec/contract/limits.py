@@ -19,14 +19,17 @@ OPTIONAL = ("head_sizes", "features", "gradients")
 class Limits:
     """Limits of a backend. Inputs are generated within them, and reports print them.
 
-    dtypes: float dtypes to judge. devices: devices it runs on. head_sizes: supported sizes of feature dimensions, None
-    for all. multiple_of: n and m are multiples of this. max_length: largest n and m. max_batch_dims: largest number of
-    batch dimensions. broadcasting: True if batch dimensions of different inputs broadcast. features: supported optional
-    parts of operations, such as ``scale`` or ``norm=pre``, None for all. dtypes_by_operation: mapping with the dtypes
-    of operations that support only some of ``dtypes``. divided_heads: True if all widths of an attention must be equal
-    and divided by its heads, d/heads features each. min_length: smallest n and m. min_batch: smallest size of a batch
-    dimension. mask: True if optional masks are supported. causal: True if the causal flag is supported.
-    contiguous_only: True if arrays must be contiguous. gradients: operations that ``vjp`` supports, None for all.
+    - dtypes: float dtypes to judge. devices: devices it runs on.
+    - head_sizes: supported sizes of feature dimensions, None for all.
+    - min_length, max_length: smallest and largest n and m. multiple_of: n and m are multiples of this.
+    - max_batch_dims: largest number of batch dimensions. min_batch: smallest size of one.
+    - broadcasting: True if batch dimensions of different inputs broadcast.
+    - features: supported optional parts of operations, such as ``scale`` or ``norm=pre``, None for all.
+    - dtypes_by_operation: mapping with the dtypes of operations that support only some of ``dtypes``.
+    - divided_heads: True if all widths of an attention must be equal and divided by its heads, d/heads features each.
+    - mask, causal: True if optional masks, or the causal flag, are supported.
+    - contiguous_only: True if arrays must be contiguous.
+    - gradients: operations that ``vjp`` supports, None for all.
     """
 
     dtypes: tuple[str, ...] = ("float64", "float32")
@@ -70,9 +73,9 @@ class Limits:
                 object.__setattr__(self, f, _integer(f, value, least))
         if self.head_sizes is not None:
             object.__setattr__(self, "head_sizes", tuple(_integer("head_sizes", h, 1) for h in self.head_sizes))
-        least = self.length_from(1)
-        if self.max_length is not None and self.max_length < least:
-            wanted = f"at least {least}, the smallest length by min_length and multiple_of"
+        shortest = self.length_from(1)
+        if self.max_length is not None and self.max_length < shortest:
+            wanted = f"at least {shortest}, the smallest length by min_length and multiple_of"
             raise ValueError(f"limits max_length: expected {wanted}; got {self.max_length}")
         if self.head_sizes == ():
             raise ValueError("limits head_sizes: expected at least one size, or None for all; got ()")

@@ -241,13 +241,16 @@ class Operation:
 
     @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
     def summed_over(self, keys: str) -> tuple[Leaf, ...]:
-        """Results that sum over the keys a mask allows, without an entry per key."""
+        """Results that sum over the keys a mask allows, without an entry per key.
+
+        Numbers per query, such as `log_sum_exp` of `grouped_query_attention`, are left out: they are no weighted sums.
+        """
         if keys not in self.masks:
             return ()
         is_self = keys == self.query_size
-        weight_arrays = {x for x in self.outputs if any(-1 in x.axes(size) for size in self.sizes_of(Axis.QUERY))}
+        per_query = {x for x in self.outputs if any(-1 in x.axes(size) for size in self.sizes_of(Axis.QUERY))}
         sums = (x for x in self.outputs if -1 not in x.axes(keys) and (keys not in x.sizes or is_self))
-        return tuple(x for x in sums if x not in weight_arrays)
+        return tuple(x for x in sums if x not in per_query)
 
     @property
     def weighs_keys(self) -> bool:
@@ -261,7 +264,7 @@ class Operation:
 
     @cached_property
     def unordered_keys(self) -> tuple[str, ...]:
-        """Sizes of separate keys without time order, over which every result is a sum."""
+        """Sizes of separate keys without time order, over which all results, unlike log-sum-exp, are sums."""
         free = [keys for keys in self.separate_keys if not self.axis(keys) & Axis.TIME]
         return tuple(keys for keys in free if self.summed_over(keys) == self.outputs)
 
@@ -286,6 +289,7 @@ class Operation:
 
     def order_free(self, kind: Axis) -> tuple[str, ...]:
         """Sizes of this kind that may be permuted while no ``ordered`` option is on."""
+        # Without a flag, as in `rnn`, results are always causal.
         fixed = () if self.flag else self.causal
         free = [s for s in self.sizes_of(kind) if s not in fixed and not self.axis(s) & Axis.TIME]
         return tuple(s for s in free if any(s in x.sizes and x.kind is Kind.FLOAT for x in self.leaves))

@@ -19,17 +19,21 @@ _TINY_DOUBLE, _TINY_SINGLE = 2.0**-1022, 2.0**-126
 class Precision:
     """The roundings that a class allows; fields are unit roundoffs unless stated otherwise.
 
-    accumulation: products, sums, exponentials. operand: computed operands of a product (0: not rounded again).
-    inputs: input operands of a product (0: used exactly). stored: scores written to memory (0: never written).
-    weights: normalised weights before they multiply values. output: results. tanh: relative error of tanh beyond
-    ``accumulation``. bias: relative error with the same sign everywhere (truncation). one_pass: variances are computed
-    as E[x²] − E[x]².
+    - accumulation: products, sums, exponentials.
+    - operand: computed operands of a product (0: not rounded again). inputs: its input operands (0: used exactly).
+    - stored: scores written to memory (0: never written).
+    - weights: normalised weights before they multiply values. output: results.
+    - tanh: relative error of tanh beyond ``accumulation``.
+    - bias: relative error with the same sign everywhere (truncation).
+    - one_pass: True if variances may be computed as E[x²] − E[x]².
 
-    The next fields are absolute errors of numbers near 0. smallest: of the accumulation. weights_smallest,
-    output_smallest: of weights and output. inputs_smallest: of input operands (0: their format is not changed). Each is
-    half the step between the smallest numbers of the format, or its smallest normal number if smaller ones may be
-    flushed to 0. scaled: the same error of all operands but weights, as a fraction of the largest number of the
-    operand's array (0: stored without a scale).
+    The next fields are absolute errors of numbers near 0: half the step between the smallest numbers of the format, or
+    its smallest normal number if smaller ones may be flushed to 0.
+
+    - smallest: of the accumulation. weights_smallest, output_smallest: of weights and output.
+    - inputs_smallest: of input operands (0: their format is not changed).
+    - scaled: of all operands but weights, as a fraction of the largest number of the operand's array (0: stored without
+      a scale).
 
     largest: the magnitude that no intermediate may exceed, nor an operand stored in another format. Beyond it, inputs
     lie outside the domain.

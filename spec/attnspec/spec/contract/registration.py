@@ -45,19 +45,26 @@ def operation(
 ) -> Callable[[P], P]:
     """Register a Protocol as the operation ``name``.
 
-    ``reference_only``: no backend provides it. ``axes``: meanings of sizes that differ from the glossary.
-    ``pooled``: the argument that each result averages. ``linear``: arguments in each of which the first result is
-    linear. ``scores_scale_with``: exponents p by argument; multiplying every argument by its cᵖ multiplies the scores
-    by c. ``causal``: two sizes; results along the first do not depend on later positions along the last. A flag
-    `causal` implies it. ``nonempty``: sizes of positions or layers that must not be 0. ``ordered``: options under which
-    the order of positions matters. ``features``: keyword arguments, their choices (``norm=pre``) and results that a
-    backend may lack. ``results``: names of the arrays of a tuple. ``lengths``: integer arrays of lengths, each with the
-    size whose positions it limits. ``indices``: integer arrays, each with the size that bounds it. ``cumulative``:
-    integer vectors of boundaries between packed sequences, from 0 on and never falling, each with the packed size.
-    ``generated_below``: integer arrays without bounds, each with the bound for examples. ``parts``: effects of options
-    and optional arrays on scores. ``trial_values``: values to try an option with. ``chosen``: integer results that
-    select the best of several candidates. Where rounding errors decide between candidates, either choice is correct; a
-    float result says how good the choice is.
+    - ``reference_only``: no backend provides it; `rnn_complexity` is an example.
+    - ``axes``: meanings of sizes that differ from the glossary.
+    - ``pooled``: the argument that each result averages, such as `value`.
+    - ``linear``: arguments in each of which the first result is linear.
+    - ``scores_scale_with``: exponents p by argument; multiplying every argument by its cᵖ multiplies the scores by c.
+    - ``causal``: one or two sizes; results along the first do not depend on later positions along the last. A flag
+      `causal` implies it.
+    - ``nonempty``: sizes of positions or layers that must not be 0, such as `depth` of `stacked_rnn`.
+    - ``ordered``: options under which the order of positions matters, such as `window`.
+    - ``features``: keyword arguments, their choices (``norm=pre``) and results that a backend may lack.
+    - ``results``: names of the arrays of a tuple.
+    - ``lengths``: integer arrays of lengths, each with the size whose positions it limits.
+    - ``indices``: integer arrays, each with the size that bounds it, such as tokens with the vocabulary.
+    - ``cumulative``: integer vectors of boundaries between packed sequences, from 0 on and never falling, each with the
+      packed size.
+    - ``generated_below``: integer arrays without bounds, each with the bound for examples.
+    - ``parts``: effects of options and optional arrays on scores.
+    - ``trial_values``: values to try an option with.
+    - ``chosen``: integer results that select the best of several candidates, such as the tokens of `greedy_decode`.
+      Where rounding errors decide between candidates, either choice is correct; a float result says how good it is.
     """
     if chapter not in CHAPTERS:
         raise ValueError(f"operation {name}: chapter: expected one of {', '.join(CHAPTERS)}; got {chapter!r}")

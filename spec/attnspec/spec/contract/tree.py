@@ -185,6 +185,7 @@ class StructureError(ValueError):
 
 def branches(value: Any, path: str = "") -> list[tuple[str, Any]] | None:
     """Parts of a value with their paths; None for an array or an option, such as a window."""
+    # A window such as (2, None) is one option, though a tuple.
     of_window = type(value) is tuple and any(isinstance(x, int) for x in value)
     if of_window or hasattr(value, "shape") or isinstance(value, type):
         return None

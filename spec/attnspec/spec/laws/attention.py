@@ -1,4 +1,7 @@
-"""Laws of attention."""
+"""Laws of attention.
+
+The selectors read what a Protocol declares with `operation`; the header of ``laws.pooling`` explains these words.
+"""
 
 from attnspec.spec.attention import DotProductAttention, GeneralAttention, ScaledDotProductAttention, SelfAttention
 from attnspec.spec.contract.axes import Axis
@@ -37,7 +40,10 @@ def scales_scores_once(operation: Operation) -> bool:
 
 
 ORDER_FREE = ((Axis.QUERY, Axis.KEY), (Axis.KEY, Axis.QUERY), (Axis.SELF, Axis(0)), (Axis.HEAD, Axis(0)))
-"""Kinds of axes that may be unordered, each with a kind that excludes it."""
+"""Kinds of unordered axes, each with a kind that its sizes must not have too.
+
+They are queries that are no keys, keys that are no queries, positions of self-attention, and heads.
+"""
 
 
 def _order_free(operation: Operation, kind: Axis, excluded: Axis) -> bool:

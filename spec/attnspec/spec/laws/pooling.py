@@ -1,8 +1,8 @@
 """Laws of weighted sums of values.
 
 The first functions select the operations that a law governs. They use what a Protocol declares: ``pooled`` is the
-argument that is averaged, ``linear`` are arguments in which the result is linear, ``chosen`` are integer results that
-select the best candidates.
+argument that is averaged, ``linear`` are arguments in which the result is linear, ``scores_scale_with`` are arguments
+whose factors multiply the scores, ``chosen`` are integer results that select the best candidates.
 """
 
 from attnspec.spec.contract.axes import Axis

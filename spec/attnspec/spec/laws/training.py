@@ -20,6 +20,7 @@ def _broadcasts(operation: Operation) -> bool:
 
 
 def _weighs(operation: Operation) -> bool:
+    """True for attention whose scores have a scale, such as `scaled_dot_product_attention`."""
     return operation.differentiable and operation.only_weighs_keys and bool(operation.scores_scale_with)
 
 

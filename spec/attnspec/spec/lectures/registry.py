@@ -2,8 +2,8 @@
 
 An owner is the name of an operation, a law, a question of semantics, an erratum or a misprint; no two of them have the
 same name. An item without owners gives a reason. ``tests/spec/test_lectures.py`` looks up all owners. With the texts of
-the lectures, it also checks that every heading, formula, figure and table is listed in order, and passages begin as is
-listed.
+the lectures, it also checks that every heading, formula, figure and table is listed in order, and how passages
+begin.
 """
 
 import re

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def no_second_derivative(operation: str, path: str, elsewhere: str) -> Callable[..., NoReturn]:
-    """Return a backward of gradients: it raises, and names the path ``elsewhere`` to take instead."""
+    """Return a ``backward`` for computed gradients: it raises and names the path ``elsewhere``, which has them."""
 
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
         reason = f"second derivatives are not implemented on the path {path}; {elsewhere} has them"
@@ -38,7 +38,7 @@ def first_order(
     refuse: Callable[..., NoReturn], compute: Callable[..., tuple[Tensor | None, ...]], *tensors: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Return compute(*tensors), the gradients of a backward pass; differentiating them calls ``refuse``."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():  # within a backward pass: without ``create_graph=True``
         return compute(*tensors)
     gradients: tuple[Tensor | None, ...] = _FirstOrder.apply(refuse, compute, *tensors)  # type: ignore[no-untyped-call]
     return gradients

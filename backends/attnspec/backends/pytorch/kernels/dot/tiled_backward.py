@@ -3,8 +3,9 @@
 Nothing of size n*m is stored. With the weights P = exp(score - maximum)*reciprocal, which are computed again, and D =
 sum over columns of gradient*output:
 
-    dV = P'G,   dP = GV',   dS = scale * P*(dP - D),   dQ = dS K,   dK = dS'Q.
+    dV = P'G,   dP = GV',   dS = factor*scale * P*(dP - D),   dQ = dS K,   dK = dS'Q.
 
+The factor is the derivative of a capped score, 1 without a cap.
 All five products run on the tiles of the forward pass: scores, weights and their gradients with one query per lane,
 gradients of keys and values with one column per lane. A task owns its keys' gradients; the gradient of the queries is a
 sum over the ranges, each of which writes its own.
@@ -147,7 +148,7 @@ def _score_gradients(k: Kernel[Backward], block: KeyBlock, s: Scratch, keys: Rea
             for c in range(TILE_VECTORS):
                 place = at + r * lanes + c * k.lanes
                 score, derivative = Variable(k, k.load(s.weights, place)), Variable(k, scale)
-                with k.when(o.adjusts.is_nonzero()):
+                with k.when(o.adjusts.is_nonzero()):  # a cap, slopes or a bias
                     adjusted, factor = block.adjusted(score.get(), key + r, c)
                     score.set(adjusted)
                     derivative.set(factor * scale)
@@ -203,7 +204,9 @@ def backward_kernel(bits: int) -> Kernel[Backward]:
                 with k.when(block.any()):
                     _score_gradients(k, block, s, keys, values, maximum, reciprocal)
                     with k.when(g.query_gradient.is_given()):
-                        pool(k, block, keys, o.key.row, o.d, s.score_gradients - first_key * lanes, s.totals)
+                        # `pool` counts keys from the head's first, the scratch memory from the block's
+                        weights = s.score_gradients - first_key * lanes
+                        pool(k, block, keys, o.key.row, o.d, weights, s.totals)
                     _add_to_keys(k, block, s)
             with k.when(g.query_gradient.is_given()):
                 row = (range_ * (g.tasks // g.ranges) + entry) * o.n

@@ -32,7 +32,7 @@ class Arithmetic(Builder):
         return self.intrinsic(f"llvm.fmuladd.{self.suffix}", signature, [x.ssa, y.ssa, z.ssa])
 
     def add_products_of_pairs(self, x: Value, y: Value, z: Value) -> Value:
-        """z plus both products of each lane's bfloat16 pairs in x and y; needs `multiplies_bfloat16`."""
+        """z + x₀y₀ + x₁y₁ per lane, where x and y hold pairs of bfloat16. Needs `multiplies_bfloat16`."""
         b, pairs = self.builder, ir.VectorType(Bfloat16(), 2 * self.lanes)
         signature = ir.FunctionType(self.vector, [self.vector, pairs, pairs])
         operands = [z.ssa, b.bitcast(x.ssa, pairs), b.bitcast(y.ssa, pairs)]
@@ -93,6 +93,7 @@ class Arithmetic(Builder):
         return Value(self, self.builder.icmp_unsigned("!=", packed, ir.IntType(self.lanes)(0)))
 
     def _fold(self, value: Value, combine: Callable[[Value, Value], Value]) -> Value:
+        """Combine all lanes by rotations; in `of_segments` these would mix segments."""
         step = self.lanes // 2
         while step:
             order = ir.Constant(ir.VectorType(INT32, self.lanes), [(i + step) % self.lanes for i in range(self.lanes)])

@@ -73,6 +73,7 @@ class Stack(nn.Module, Generic[Record]):
             expected = "at least 1, since torch.nn makes a stack from a layer"
             refuse(f"{type(self).__name__}.to_torch", "num_layers", expected, 0)
         layers = [layer.to_torch() for layer in untyped(self.layers)]
+        # num_layers = 0: PyTorch would fill the stack with copies of layers[0]
         stack = kind(layers[0], 0, **options)
         stack.layers, stack.num_layers = nn.ModuleList(layers), len(layers)
         return stack.train(self.training)
