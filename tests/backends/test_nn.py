@@ -456,7 +456,7 @@ def test_drawing_anew_draws_what_the_constructor_does(case: Case) -> None:
 
 
 XAVIER_3 = math.sqrt(6 / (96 + 3 * 96))
-"""Xavier's bound for the weights of query, key and value as one matrix of 3 · 96 rows and 96 columns."""
+"""Xavier's bound for the joint weights of query, key and value, (3 · 96, 96)."""
 BOUNDS: Mapping[str, tuple[Callable[[], torch.nn.Module], Mapping[str, float]]] = {
     "AdditiveAttention": (lambda: nn.AdditiveAttention(64, 100, kdim=81), {"w_q": 1 / 8, "w_k": 1 / 9, "w_v": 1 / 10}),
     "GeneralAttention": (lambda: nn.GeneralAttention(64, kdim=81), {"w": 1 / 8}),

@@ -12,8 +12,8 @@ from benchmarks.results import Measurement, Run
 def case(*subjects: Subject) -> Case:
     x = torch.arange(8.0)
     return Case(
-        "toy", "double", "forward", {"n": 8}, 8, 8.0, "terms", "tanh", subjects,
-        lambda dtype: (2 * x.to(dtype),), lambda outputs: outputs, baseline="right",
+        "toy", "double", "forward", sizes={"n": 8}, size=8, work=8.0, unit="terms", ceiling="tanh", subjects=subjects,
+        formula=lambda dtype: (2 * x.to(dtype),), comparable=lambda outputs: outputs, baseline="right",
     )  # fmt: skip
 
 
@@ -24,8 +24,9 @@ def doubled(factor: float) -> Subject:
 
 def measurement(subject: str, seconds: float | None, **more: object) -> Measurement:
     template = Measurement(
-        "additive", "additive attention", "forward", {"n": 512}, 512, 1, subject, "eager", 1e6, "terms", "tanh",
-        seconds=seconds, quartiles=None if seconds is None else (seconds, seconds), rounds=5,
+        "additive", "additive attention", "forward", sizes={"n": 512}, size=512, threads=1, subject=subject,
+        baseline="eager", work=1e6, unit="terms", ceiling="tanh", seconds=seconds,
+        quartiles=None if seconds is None else (seconds, seconds), rounds=5,
     )  # fmt: skip
     return replace(template, **more)  # type: ignore[arg-type]  # fields by name
 

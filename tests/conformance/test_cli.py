@@ -297,7 +297,7 @@ def dot_scores(query, key):
         for r in report["results"]
         if r["law"] == "moments.mean-and-variance" and r["status"] != "not-provided"
     ]
-    assert statuses == ["passed", "passed"] or status == 1
+    assert statuses == ["passed", "passed"]
 
 
 HARMLESS_CODE = """
