@@ -11,7 +11,8 @@ Formula = Callable[..., Tensor]
 
 def cotangent(out: Tensor) -> Tensor:
     """Cotangent of alternating signs, expanded from one row to save memory."""
-    return out.detach().new_tensor([1.0, -1.0]).repeat(-(-out.shape[-1] // 2))[: out.shape[-1]].expand_as(out)
+    features = out.shape[-1]
+    return out.detach().new_tensor([1.0, -1.0]).repeat((features + 1) // 2)[:features].expand_as(out)
 
 
 def expected(
@@ -65,7 +66,8 @@ def comparable(results: Sequence[Tensor], rows: Tensor, *, batched: int) -> tupl
 def errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
     """Return each result's largest error relative to its largest number; infinite for NaN.
 
-    If a result is all 0, as the gradients of the scores of one key, it is relative to the largest of all results.
+    The error of a result that is all 0 is relative to the largest of all results. With one key, gradients of queries
+    and keys are 0: its weight is 1 whatever the score.
     """
     if [x.shape for x in results] != [x.shape for x in exact]:
         shapes = [[tuple(x.shape) for x in xs] for xs in (exact, results)]

@@ -74,7 +74,10 @@ def _margin(_: Run, group: Group) -> float | None:
 
 
 def _at_usual_values(run: Run, group: Group) -> float | None:
-    """Return our time at usual values over that at the case's kind of ``VALUES``, which ends its name."""
+    """Return our time at usual values over our time at unusual ones, such as "sparse": ``VALUES``.
+
+    The kind ends the case's name, after a comma.
+    """
     case, _, _ = group[0].case.rpartition(", ")
     usual = next((g for g in run.groups() if g[0].group == replace(group[0], case=case).group), ())
     times = [next((m.seconds for m in cases if m.subject == OURS), None) for cases in (usual, group)]
@@ -98,7 +101,8 @@ FLOORS = (
     # Every call of an LSTM joins the arrays of its gates; this cost is small only beside many steps.
     Floor("times torch.nn", "layers", lambda c: c.case != "LSTM" or c.size >= 1024, _speedup_over("torch.nn"), 0.95),
     Floor("the best rival's time, with what is allowed, over ours", "never_slower", lambda c: True, _margin, 1.0),
-    # Pairs without factorised exponentials take up to three times as long. With subnormal numbers it would be ten.
+    # Out of the range of factorised exponentials, kernels may take three times as long. More, such as ten times, would
+    # mean that they compute with subnormal numbers.
     Floor("time at usual values, over time at these", "never_slower", lambda c: c.case.endswith(tuple(VALUES)),
           _at_usual_values, 1 / 3),
     Floor("times PyTorch's best", "groups", lambda c: not c.case.startswith("step"), _speedup_over_fastest, 0.97),

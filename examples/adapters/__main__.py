@@ -1,4 +1,7 @@
-"""Entry point of ``python -m examples.adapters [NAME …]``, which prints a row per adapter."""
+"""Entry point of ``python -m examples.adapters [NAME …]``, which prints a row per adapter.
+
+Each is checked twice: as it is, and with the declaration that the first check proposes.
+"""
 
 import sys
 from pathlib import Path

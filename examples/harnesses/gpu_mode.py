@@ -40,7 +40,7 @@ def accepts(output: Tensor, reference: Tensor) -> bool:
 
 
 def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
-    """Return the verdict of ``judge``, for which the heads, with one key, become rows."""
+    """Return the verdict of ``judge``. All heads share one array of keys, so they are passed as rows of queries."""
     query, rows = call.query.squeeze(2), output.squeeze(2)
     key, value = call.key.squeeze(1), call.value.squeeze(1)
     return judge("scaled_dot_product_attention", rows, query, key, value, precision=precision)
@@ -58,6 +58,7 @@ HARNESS = Harness(
         ),
     ),
     "at least 95 % of the numbers within 0.1 absolute plus 0.1 relative",
+    # The second is a part of a setting of the task with 64 sequences.
     {
         "bfloat16, 4 sequences of 1,024 keys, d = 576": lambda: inputs(4, 1024),
         "bfloat16, 4 of 64 sequences of 8,192 keys, d = 576": lambda: inputs(4, 8192),

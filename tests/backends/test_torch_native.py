@@ -91,7 +91,7 @@ def test_a_gru_is_that_of_torch_nn(layers: int, lengths: list[int] | None) -> No
         of_input, of_state, bias = (
             getattr(theirs, f"{name}_l{i}").chunk(3) for name in ("weight_ih", "weight_hh", "bias_ih")
         )
-        letters = enumerate("rzh")
+        letters = enumerate("rzh")  # gates: reset, update, candidate, in the order in which torch.nn stacks them
         fields = {f"{n}{g}": w[k] for k, g in letters for n, w in (("w_x", of_input), ("w_h", of_state), ("b_", bias))}
         each.append(GRUParameters(**{n: w.detach().transpose(-1, 0) for n, w in fields.items()}))
     length_tensor = None if lengths is None else torch.tensor(lengths)
@@ -196,10 +196,9 @@ def test_heads_are_those_of_torch_nn(masked: bool, causal: bool) -> None:
         theirs.in_proj_weight.copy_(torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)]))
         theirs.out_proj.weight.copy_(w_o)
     mask = draw(2, n, m) > -1
-    allowed = mask & torch.ones(n, m, dtype=torch.bool).tril() if causal else mask
-    hidden = ~allowed if masked else ~torch.ones(n, m, dtype=torch.bool).tril() if causal else None
-    if masked:
-        hidden = (~allowed).repeat_interleave(heads, 0)
+    triangle = torch.ones(n, m, dtype=torch.bool).tril()
+    allowed = mask & triangle if causal else mask
+    hidden = (~allowed).repeat_interleave(heads, 0) if masked else ~triangle if causal else None
     expected, _ = theirs(query, key, value, attn_mask=hidden, need_weights=False)
     used_mask = mask if masked else None
     inputs = query, key, value, w_q, w_k, w_v, w_o

@@ -54,7 +54,7 @@ FORMULAS: dict[Operation, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("operation", [attention, regression])
 def test_forward_mode_gives_the_slopes_of_the_formula(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
-    # switches of the whole process, which another thread would see
+    # None cannot be called: the operation must not set switches, which other threads of the process would see.
     monkeypatch.setattr(torch._C, "_set_sdp_use_flash", None)
     x, direction = draw(3, 4), draw(4, 3).mT
     tangent = torch.func.jvp(operation, (x,), (direction,))[1]

@@ -288,9 +288,7 @@ def dot_scores(query, key):
     return _scores(query, key)
 """
     )
-    status, report = run_check(
-        tmp_path, code, "--law", "scoring.isometry-invariance", "--law", "moments.mean-and-variance"
-    )
+    _, report = run_check(tmp_path, code, "--law", "scoring.isometry-invariance", "--law", "moments.mean-and-variance")
     assert report["summary"]["lost"] == 0
     statuses = [
         r["status"]

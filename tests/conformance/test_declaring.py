@@ -415,7 +415,8 @@ def test_a_choice_of_all_operations_is_declared_once() -> None:
     assert combined.text == 'semantics = {"no_keys": "nan"}'
     assert set(combined.explained) == {(o, FORMULA, d) for o in PROVIDED[:2] for d in ("float64", "float32")}
     assert list(lines(combined.explained)) == [
-        "explained by semantics no_keys = nan: 4 laws of scaled_dot_product_attention, self_attention"
+        "explained by semantics no_keys = nan: "
+        "4 laws of scaled_dot_product_attention, self_attention (operation.oracle)"
     ]
 
 
@@ -459,7 +460,10 @@ def test_classes_are_declared_by_dtype_or_by_operation() -> None:
     assert combine({f"{o}-float32": tf32_class for o in PROVIDED}).attributes == {"precision": {"float32": "tf32"}}
     for_one_operation = combine({"dot_scores-float32": tf32_class})
     assert for_one_operation.attributes == {"precision": {"dot_scores": {"float32": "tf32"}}}
-    assert list(lines(for_one_operation.explained)) == ["explained by precision tf32: 1 law of dot_scores"]
+    assert list(lines(for_one_operation.explained)) == [
+        "explained by precision tf32: 1 law of dot_scores (operation.oracle); "
+        "declare it only if the kernel rounds like this"
+    ]
 
 
 def test_combined_limits_hold_for_all_operations() -> None:
@@ -484,13 +488,15 @@ def test_a_dtype_that_no_operation_supports_is_left_out() -> None:
     assert combined.attributes == {"limits": {"dtypes": ("float64",)}}
     for_one_operation = combine({"softmax-float32": refused}, results)
     assert for_one_operation.attributes == {"limits": {"dtypes_by_operation": {"softmax": ("float64",)}}}
-    assert list(lines(for_one_operation.explained)) == ["explained by limits without this dtype: 1 law of softmax"]
+    assert list(lines(for_one_operation.explained)) == [
+        "explained by limits without this dtype: 1 law of softmax (operation.oracle)"
+    ]
 
 
 def test_empty_limits_are_printed_as_none() -> None:
     combined = combine({"softmax-float32": explain("limits", {"gradients": (), "max_length": 40})})
     assert list(lines(combined.explained)) == [
-        "explained by limits gradients = none and max_length = 40: 1 law of softmax"
+        "explained by limits gradients = none and max_length = 40: 1 law of softmax (operation.oracle)"
     ]
 
 
@@ -514,7 +520,7 @@ def test_a_report_folds_explained_violations_and_ends_with_the_declaration() -> 
     report = Report(contract(), Settings(), tuple(results), 1.0, declaration=combined)
     assert report.verdict == "violates"
     texts = [text.plain for text in violations(report)]
-    assert texts[-1] == "explained by semantics no_keys = nan: 2 laws of self_attention"
+    assert texts[-1] == "explained by semantics no_keys = nan: 2 laws of self_attention (operation.oracle)"
     assert not [text for text in texts[:-1] if "self_attention" in text]
     document = json.loads(report.as_text())
     jsonschema.validate(document, SCHEMA)

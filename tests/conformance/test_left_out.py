@@ -138,10 +138,12 @@ def observed_declaration(
     def subject_under(contract: Contract) -> Subject:
         return Subject(backend, contract, OPERATIONS[case.operation], dtype, "cpu")
 
-    judge_under, subject = partial(judge, backend, profile=QUICK, stop_at_first=True), subject_under(contract)
-    explanation = missing_declarations(
-        judge_under, contract, case, failed, lambda: refusals(subject, lambda law, example: None), subject_under
-    )
+    judge_under = partial(judge, backend, profile=QUICK, stop_at_first=True)
+
+    def refused() -> Any:
+        return refusals(subject_under(contract), lambda law, example: None)
+
+    explanation = missing_declarations(judge_under, contract, case, failed, refused, subject_under)
     pasted = declaration(contract, results, {case.id: explanation.as_json()})
     return {r.law for r in failed}, explanation, dict(pasted.attributes)
 
@@ -241,6 +243,7 @@ def test_rows_without_keys_may_depend_on_how_the_mask_is_encoded() -> None:
     failed, explanation, pasted = observed_declaration(backend)
     assert failed == set(explanation.laws)
     assert "semantics.fully_masked" in failed
+    # by encoding: a mask with one row, with one column, without a batch, or with all axes ("full")
     ways = {"full": "zero", "queries-alike": "nan", "keys-alike": "zero", "no-batch": "zero"}
     assert pasted == {"semantics": {"fully_masked": ways}}
     backend.semantics = pasted["semantics"]

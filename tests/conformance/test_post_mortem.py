@@ -34,6 +34,7 @@ def dot_scores(query, key):
     return query @ np.swapaxes(key, -1, -2)
 """
 
+# More than the 3 features and 5 keys from which ``BACKEND`` crashes, so that there is a smaller input to find.
 LARGE = Example({"n": 5, "m": 17, "d": 8}, batch=(2,), kept={"query": (True,), "key": (True,)}, seed=7)
 
 needs_copies = pytest.mark.skipif(not CAN_FORK, reason="processes cannot be copied here")
@@ -102,6 +103,7 @@ def test_a_hang_has_the_input_and_a_script_that_ends(tmp_path: Path) -> None:
     assert "the backend did not answer within 1 s" in done.stdout
 
 
+# A backend that no longer crashes; a stage, which is no input that a script could repeat.
 @pytest.mark.parametrize(("end", "example"), [("pass", LARGE), ("os._exit(1)", "reducing the counterexample")])
 def test_a_crash_that_does_not_repeat_keeps_its_message(tmp_path: Path, end: str, example: object) -> None:
     _, result = examine_crash(tmp_path, end, "operation.oracle", example)

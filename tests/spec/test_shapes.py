@@ -116,6 +116,7 @@ def recur(**changed: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _without_bindings() -> None:
+    """Empty the caches of these operations: tests count their entries."""
     for o in (STACK, RECUR, FOLD, OPERATIONS["dot_scores"]):
         o.bindings.clear()
 
@@ -258,7 +259,7 @@ WRONG_STACKS = {
 @pytest.mark.parametrize("what", WRONG_STACKS)
 def test_what_does_not_fit_is_named_by_its_path(what: str) -> None:
     changed, message = WRONG_STACKS[what]
-    for _ in range(2):  # what was refused is not remembered
+    for _ in range(2):  # the second refusal is the same, from the cache or not
         with pytest.raises(ShapeError) as raised:
             bind(STACK, stack(**changed))
         error = raised.value
@@ -394,4 +395,5 @@ def test_a_refusal_is_remembered_like_a_binding() -> None:
     for arguments in (wrong, {name: x.copy() for name, x in wrong.items()}):
         with pytest.raises(ShapeError, match=r"dot_scores: key: expected .*; got \(4, 5\)"):
             bind(scores, arguments)
+    assert len(scores.bindings) == 1
     assert bind(scores, {**wrong, "key": np.ones((4, 3))}).result == (2, 4)

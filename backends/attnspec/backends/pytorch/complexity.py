@@ -21,7 +21,7 @@ _graph_layer = Check("graph_layer")
 @follows_autocast
 def convolution(x: Float[Tensor, "*batch t d_x"], w: Float[Tensor, "taps p_o d_x"]) -> Float[Tensor, "*batch t p_o"]:
     """Convolution: PyTorch's on the CPU, one matrix product elsewhere; half dtypes in float32."""
-    shape = _convolution(x, w)
+    shape = _convolution(x, w)  # conv1d refuses a length of 0, and w without outputs
     compute = _by_convolution if x.device.type == "cpu" and 0 not in shape else _by_matrix_product
     return compute(upcast(x), upcast(w)).to(x.dtype)
 
@@ -53,7 +53,7 @@ def graph_layer(
     shape = _graph_layer(x, w, mask)
     sent = functional.linear(upcast(x), upcast(w))
     if mask is None:
-        received = sent.sum(-2, keepdim=True)
+        received = sent.sum(-2, keepdim=True)  # all nodes are connected: `expand` gives each the same sum
     else:
         edges = mask.expand(*mask.shape[:-1], x.shape[-2])
         # weights and mask: a weight of 0 alone would let NaN through from a node without an edge

@@ -16,6 +16,9 @@ from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.semantics import ASKED_BY, QUESTIONS, Semantics, plain
 
+MAX_SHOWN = 3
+"""Most laws that a line names."""
+
 Key = tuple[str, str, str]
 """An operation, a law and a dtype."""
 
@@ -205,10 +208,13 @@ def _plain(value: Any) -> Any:
 
 
 def lines(explained: Mapping[Key, str]) -> Iterator[str]:
-    """Yield a line per explanation, with the number of laws that it explains."""
-    causes: dict[str, list[str]] = defaultdict(list)
-    for (operation, _, _), cause in explained.items():
-        causes[cause].append(operation)
-    for cause, operations in causes.items():
-        count = len(operations)
-        yield f"explained by {cause}: {count} law{'s' * (count > 1)} of {', '.join(dict.fromkeys(operations))}"
+    """Yield a line per explanation, with the laws that it explains."""
+    causes: dict[str, list[Key]] = defaultdict(list)
+    for key, cause in explained.items():
+        causes[cause].append(key)
+    for cause, keys in causes.items():
+        operations, laws = (list(dict.fromkeys(names)) for names in list(zip(*keys, strict=True))[:2])
+        shown = ", ".join(laws[:MAX_SHOWN]) + ", …" * (len(laws) > MAX_SHOWN)
+        warning = "; declare it only if the kernel rounds like this" if cause.startswith("precision") else ""
+        count = f"{len(keys)} law{'s' * (len(keys) > 1)}"
+        yield f"explained by {cause}: {count} of {', '.join(operations)} ({shown}){warning}"

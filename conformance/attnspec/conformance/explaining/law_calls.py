@@ -47,14 +47,15 @@ class CallRecorder(Subject):
         outcome = super().result_or_raised(inputs)
         if isinstance(outcome, dict) and all(map(_is_numbers, outcome.values())):
             results = {path: np.array(x) for path, x in outcome.items()}
-            self.calls.append(Probe(Arguments(self.operation, copies), results, {}, {}, views=views))
+            self.calls.append(Probe(Arguments(self.operation, copies), results, expected={}, allowed={}, views=views))
         return outcome
 
     def vjp(self, arguments: Arguments, cotangents: Results, inputs: Mapping[str, Any] | None = None) -> Results:
         """Return the gradients, and record them."""
         gradients = super().vjp(arguments, cotangents, inputs)
         recorded_gradients = {path: np.array(x) for path, x in gradients.items() if path in dict(arguments.arrays)}
-        self.calls.append(Probe(arguments, recorded_gradients, {}, {}, dict(cotangents)))
+        probe = Probe(arguments, recorded_gradients, expected={}, allowed={}, cotangents=dict(cotangents))
+        self.calls.append(probe)
         return gradients
 
     def _as_numpy(self, x: Any) -> Any:
@@ -66,8 +67,8 @@ def calls_of_violated_laws(
 ) -> list[Probe]:
     """Return the calls of violated laws, with the correct formulas' numbers.
 
-    Return none if the backend declares choices under which these formulas cannot compute: any but those of
-    ``subject.choices``, such as ``causal_alignment``, and of ``rejection``, which changes no numbers.
+    These formulas follow the choices in ``subject.choices``, such as ``causal_alignment``; ``rejection`` changes no
+    numbers. If the backend declares any other deviation, return none.
     """
     choices: dict[str, Any] = {question: QUESTIONS[question].normative for question in (*subject.choices, "rejection")}
     if replace(subject.semantics, **choices) != Semantics():
@@ -99,7 +100,7 @@ def _judged_probe(subject: Subject, call: Probe, deadline: float) -> Probe | Non
     """Return a call with the correct formulas' numbers, and with budgets for their roundings."""
     if time.process_time() > deadline:
         return None
-    correct = Candidate("", "", computation_by(subject, lambda: Library("correct")))
+    correct = Candidate(name="", sentence="", compute=computation_by(subject, lambda: Library("correct")))
     expected, allowed = correct.numbers(call), roundings(correct, call, subject)
     if expected is None or allowed is None or _shapes(expected) != _shapes(call.got):
         return None

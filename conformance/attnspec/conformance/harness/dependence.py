@@ -16,7 +16,10 @@ MAX_ROWS = 2**14
 """Largest number of rows compared with each other; of more rows, a random sample is compared."""
 
 SIGN_SUMS = 16
-"""Smallest number of random-sign sums of a row's weights, by which rows are compared."""
+"""Smallest number of random-sign sums per row.
+
+One call of :func:`probed` gives as many as values have features.
+"""
 
 MIN_STEP = 2.0**-20
 """Smallest step: below it, cancellation in :func:`_alike` hides the difference of two rows."""
@@ -36,7 +39,7 @@ def step_of_results(precision: Precision) -> float:
 
 
 def probed(arguments: Arguments, seed: int) -> Arguments:
-    """Remove masks, and replace values by random signs, equal for all heads and batch elements.
+    """Remove masks, causal ones too; replace values by random signs, equal for all heads and batch elements.
 
     Results are then random-sign sums of weights. On average they differ between two rows as much as the weights do.
     """

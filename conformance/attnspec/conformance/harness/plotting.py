@@ -30,12 +30,13 @@ class Compared:
     def ratios(self) -> Numbers:
         """Errors divided by their budgets, (batch elements, rows, features)."""
         ratios = over_budget(self.got, self.expected, self.budget)
+        # Without places the array belongs to the whole call, not to a batch element: it is drawn as one element.
         depth = len(self.part.arguments.batch) if self.part.places else 0
         elements = prod(ratios.shape[:depth])
         if ratios.ndim == depth:
             return ratios.reshape(elements, 1, 1)
         rows = np.moveaxis(ratios, depth + (self.row or 0), depth)
-        return rows.reshape(elements, rows.shape[depth], -1)
+        return rows.reshape(elements, rows.shape[depth], -1)  # heads, if any, become features
 
 
 def figure(compared: Sequence[Compared], title: str) -> "Figure":

@@ -23,7 +23,10 @@ MAX_SHOWN = 400
 DERIVED = (
     "# The law derives its inputs from these and the seed, or the seed alone; replay makes them again and prints them."
 )
-"""Comment in a snippet whose arguments are not those that the report shows."""
+"""Comment in a snippet whose arguments are the check's.
+
+The report then shows those of the law's own call that failed.
+"""
 
 
 def counterexample(
@@ -140,7 +143,10 @@ sys.exit(bool(np.any(~(np.abs(got - expected) <= {float(np.max(violation.budget)
 
 
 def _shown_by_reference(check: Check, arguments: Arguments, violation: Violation) -> bool:
-    """Return whether the error exceeds two budgets: the reference, in the inputs' dtype, rounds too."""
+    """Return whether comparing with the public reference shows the violation.
+
+    The reference computes in the inputs' dtype and rounds too, so the error must exceed two budgets, or be NaN.
+    """
     if check.law.id != FORMULA or violation.reason != Reason.VALUE or violation.budget is None:
         return False
     if len(arguments.operation.outputs) > 1 or np.asarray(violation.got).dtype == bool:

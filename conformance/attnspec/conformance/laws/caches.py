@@ -27,7 +27,8 @@ def grouped_query_attention_of(subject: Subject) -> Subject | None:
 def _position_options(subject: Subject) -> Iterator[dict[str, Any]]:
     """Options that depend on positions: none; ``causal``, the only option with choices; a window."""
     yield {}
-    yield from ({o.path: True} for o in subject.operation.options if o.choices and subject.limits.has(o.path))
+    flags = (o.path for o in subject.operation.options if o.choices)
+    yield from ({flag: True} for flag in flags if subject.limits.has(flag))
     if subject.operation.window is not None and accepts_window(subject):
         yield {subject.operation.window: (1, 0)}
 
@@ -83,7 +84,7 @@ def _sample_paged(subject: Subject, rng: np.random.Generator) -> Arguments:
     """
     operation = subject.operation
     ((table, pages),), ((lengths, rows),) = operation.indices.items(), operation.lengths.items()
-    blocks, page = rows.split("*")
+    blocks, page = rows.split("*")  # the largest length is "blocks*page": pages per element, rows per page
     height = subject.allowed_size(page, 64)
     sizes = {pages: 6, blocks: 3, page: height, **grouped_head_sizes(2, 2, operation)}
     sampled = sample(subject, rng, (2,), queries=3, sizes=sizes)

@@ -45,6 +45,7 @@ def _renamed_paths(subject: Subject, attention: Subject, results: Results) -> Re
 
 def _with_empty_parts(subject: Subject, rng: np.random.Generator) -> Arguments:
     """Rows whose parts are all empty, partly empty (NaN), or far apart in logarithm."""
+    # The merging operation declares its parts as keys: four parts.
     sampled = sample(subject, rng, (6,)[: subject.limits.max_batch_dims], keys=4)
     outputs, logarithm = (leaf for leaf, _ in sampled.floats)
     stored, logarithms = (wide(sampled.array(leaf.path)).copy() for leaf in (outputs, logarithm))
@@ -88,10 +89,10 @@ def _budget_of_parts(subject: Subject, attention: Subject, arguments: Arguments,
     Errors of at most δ in the log-sum-exps change each weight by at most 2δ of itself, hence outputs by 2δ max |o|. The
     merged log-sum-exp moves by the weighted mean of these errors. Both are doubled, as a margin.
     """
-    outputs, numbers = (wide(x) for _, x in arguments.floats)
+    outputs, log_sum_exps = (wide(x) for _, x in arguments.floats)
     budgets = [_renamed_paths(subject, attention, attention.budgets(part)) for part in parts]
     leading, (logarithm,) = subject.operation.leading.path, logarithm_paths(subject.operation)
-    weights = np.exp(numbers - numbers.max(-1, keepdims=True))
+    weights = np.exp(log_sum_exps - log_sum_exps.max(-1, keepdims=True))
     weights = weights / weights.sum(-1, keepdims=True)
     of_logarithms = np.where(weights > 0, np.stack([b[logarithm] for b in budgets], axis=-1), 0)
     shift = (weights * of_logarithms).sum(-1)
@@ -122,7 +123,8 @@ def merged_gradients(subject: Subject, arguments: Arguments, rng: np.random.Gene
         for path, g in attention.vjp(part, part_cotangents).items():
             total[path] = total[path] + wide(g)
     for path, (value, budget) in expected.items():
-        # Each part rounds as much as the whole does, and the merging does once more.
+        # Each part rounds as much as the whole does, and the merging once more. Terms of parts may cancel in a number:
+        # each gets the array's largest budget.
         slack = (len(parts) + 1) * np.maximum(budget, budget.max(initial=0.0))
         subject.demand_match(total[path], value, slack, whole, f"through the parts, the gradient of {path}")
     return True

@@ -159,7 +159,7 @@ def wide_layouts(subject: Subject, arguments: Arguments, rng: np.random.Generato
     shared, inputs = in_layout(sampled, "one for all heads", subject.convert)
     demand_same(subject, inputs, shared, "of keys and values with stride 0 along the heads,")
     tried.append(_call_with_shared_mask(subject, rng, batch))
-    # A batch is enough: its keys and values had stride 0 above.
+    # True if anything was tried: with a batch, at least keys and values with stride 0, above.
     return bool(sampled.batch) or any(tried)
 
 
@@ -248,7 +248,7 @@ def rewritten_inputs(subject: Subject, arguments: Arguments, rng: np.random.Gene
         demand_same(subject, inputs, current, f"after other numbers were written into {path},")
         if _visibly_off(subject, current):
             subject.follows_formula(current, f"with another {path} and all other arrays the same,")
-    inputs, memory = {}, {}
+    inputs, memory = {}, {}  # free the arrays, so that the next ones may get their memory
     inputs = subject.converted(other)
     demand_same(subject, inputs, other, "of other arrays in the same memory,")
     if _visibly_off(subject, other):
@@ -257,7 +257,7 @@ def rewritten_inputs(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 
 def _is_writable(subject: Subject, array: Any, other: Arguments, path: str) -> bool:
-    """Return whether other numbers could be written into an array, where they stay."""
+    """Write other numbers into an array; return False if its library forbids that."""
     try:
         _write(subject, array, other.array(path))
     except (RuntimeError, *VIEW_ERRORS):

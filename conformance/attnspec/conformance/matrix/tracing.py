@@ -3,8 +3,9 @@
 ``python -m attnspec.conformance.matrix.tracing QUESTION ANSWER`` reads a violation from the file QUESTION. It writes a
 program that shows it, or the reason why there is none, to the file ANSWER.
 
-The question's ``snippet`` is the report's script for a violation. Without one, a call has ended its process: ``last``
-names a file to store each call in before it is made, ``called`` the file with the call that ended an earlier replay.
+The question's ``snippet`` is the report's script for a violation, a crash included. A crash may also lack one: then
+``last`` names a file to store each call in before it is made, ``called`` the file with the call that ended such a
+replay.
 """
 
 import json
@@ -130,6 +131,7 @@ def answer_of(question: Mapping[str, Any]) -> dict[str, Any]:
     backend = load(question["origin"])
     contract = contract_of(backend, question["origin"], question["device"])
     heading = f"{question['title']}, {contract.name}, {name} ({dtype})\n{law.id}: {law.statement}"
+    # source of a program without attnspec that defines ``call``
     plain = backend.plain(name, device=question["device"])
     if "called" in question:
         ending_call: Call = pickle.loads(Path(question["called"]).read_bytes())

@@ -1,8 +1,8 @@
 """Mutants of attention kernels in use: grouped heads, packed and paged sequences.
 
 Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
-``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``value_of(x)``
-is x without its record of gradients, so that no gradient flows through it.
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone; others may, too.
+``value_of(x)`` is x without its record of gradients, so that no gradient flows through it.
 """
 
 from typing import Any
@@ -153,7 +153,7 @@ def no_lengths(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, 
     source="`scale or d ** -0.5`",
 )
 def falsy_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numbers:
-    """A scale of 0 is replaced by the default 1/√d."""
+    """A scale of 0 is replaced by the default 1/√d; the law compares a tiny cap with it."""
     return Formulas.scaled_by(correct, scores, d, scale or None)
 
 
@@ -383,7 +383,7 @@ def averaged_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -
     """Outputs of the parts are averaged with equal weights."""
     _, logarithms = Formulas.merge_attention(correct, outputs, log_sum_exps)
     mean = np.sum(outputs, axis=-2) / outputs.dtype.type(max(outputs.shape[-2], 1))
-    return mean + 0 * logarithms[..., None], logarithms
+    return mean + 0 * logarithms[..., None], logarithms  # 0 * … broadcasts to the batch of both arguments
 
 
 @mutant(
@@ -479,7 +479,7 @@ def stale_rows(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool
 )
 def first_positions(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
     """Query i of n is placed at position i, not length − n + i."""
-    return 0 * lengths[..., None, None] + np.arange(n)[:, None]
+    return 0 * lengths[..., None, None] + np.arange(n)[:, None]  # 0 * … broadcasts to the batch of the lengths
 
 
 # Latent keys ----------------------------------------------------------------------------------------------------------
@@ -494,6 +494,7 @@ def first_positions(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
 )
 def without_rotated(correct: Formulas, query: Numbers, query_rope: Numbers, *others: Any, **options: Any) -> Numbers:
     """Scores leave out the rotated parts of queries and keys."""
+    # 0 * … keeps shape and record of gradients
     return Formulas.latent_attention(correct, query, 0 * query_rope, *others, **options)
 
 

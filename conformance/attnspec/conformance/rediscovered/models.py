@@ -1,8 +1,8 @@
 """Rediscovered defects of heads, layers, recurrent networks and positions.
 
 Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
-with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. A law in ``breaks`` must
-detect the defect. ``vjp`` is the backend's call for gradients.
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. ``breaks`` holds one law
+that must detect the defect alone; others may detect it, too. ``vjp`` is the backend's call for gradients.
 """
 
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ def time_before_batch(
 )
 def state_of_the_first_layer(correct: Formulas, layer: int) -> int:
     """Every layer starts from the initial state of the first; tests that start from zeros do not see it."""
-    return 0
+    return 0  # the row of the initial states, not `layer`
 
 
 @rediscovered(
@@ -107,7 +107,7 @@ def needs_all_cotangents(
     replaces="zero_at_padding",
 )
 def last_state_repeated(correct: Formulas, hidden: Numbers, inside: Numbers) -> Numbers:
-    """Padded steps repeat the last state in place of 0."""
+    """Padded steps repeat the last state in place of 0, and pass it their cotangents."""
     return hidden
 
 

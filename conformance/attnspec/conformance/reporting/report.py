@@ -317,11 +317,11 @@ def planned_results(plan: Plan, verdicts: Verdicts, early_end: str | None = None
     results: list[Result] = []
     for case in plan.cases:
         known = {r.law: r for r in verdicts.results.get(case.id, ())}
-        broken = TIME_LIMIT if early_end == TIME_LIMIT else INTERRUPTED
-        lost = broken if early_end else "the test ended without a verdict"
-        cause = early_end or verdicts.causes.get(case.id, lost)
+        early_reason = TIME_LIMIT if early_end == TIME_LIMIT else INTERRUPTED
+        reason = early_reason if early_end else "the test ended without a verdict"
+        message = early_end or verdicts.causes.get(case.id, reason)
         results += [
-            known.get(law) or Result(case.operation, law, case.dtype, Status.LOST, reason=lost, message=cause)
+            known.get(law) or Result(case.operation, law, case.dtype, Status.LOST, reason=reason, message=message)
             for law in case.laws
         ]
     order = {name: i for i, name in enumerate(OPERATIONS)}

@@ -48,7 +48,10 @@ class OutputFile:
             self.path.unlink()
 
     def write(self, text: str) -> None:
-        """Replace the whole file; :class:`UnwritableError` if that fails, with the old file unchanged."""
+        """Replace the whole file; :class:`UnwritableError` if that fails.
+
+        The old file is then unchanged, unless its folder allows no temporary file: then it is overwritten in place.
+        """
         try:
             if self._is_stream():
                 self.path.write_text(text, encoding="utf-8")
@@ -113,7 +116,7 @@ class StandardStream:
 def open_standard_streams() -> None:
     """Replace standard streams by ones whose errors do not end the run: see :class:`StandardStream`."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        # Closed streams are opened in this order to get descriptors 0 to 2, which no other file must get.
+        # A new file gets the lowest free descriptor: in this order, closed streams get 0 to 2, which no other must.
         stream = getattr(sys, name) or Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - it stays open
         if isinstance(stream, io.TextIOWrapper) and mode == "w":
             # Replace characters that the terminal's encoding lacks, instead of raising an error.

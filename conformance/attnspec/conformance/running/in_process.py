@@ -102,13 +102,17 @@ class InProcess:
         )
 
     def containment(self) -> Containment:
-        """Return the wrapper of steps whose errors must not cost a verdict."""
+        """Return the wrapper of steps whose errors must not cost a verdict.
+
+        It takes a stage's name, a step and a default, and returns the step's result, or the default with a note.
+        """
         return contained
 
     @contextmanager
     def marking(self) -> Iterator[Marker]:
         """Yield a timer for the checks; it runs only in workers of ``attnspec check``."""
-        timer = HangTimer(self.settings.hang_after if self.settings.shared_folder is not None else 0)
+        is_worker = self.settings.shared_folder is not None
+        timer = HangTimer(self.settings.hang_after if is_worker else 0)
         try:
             yield timer
         finally:

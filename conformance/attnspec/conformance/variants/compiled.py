@@ -24,8 +24,8 @@ SOURCE = """
 #define TILE 16
 
 /* Query (batch, n, d), key (batch, m, d), value (batch, m, p), mask (batch, n, m) or NULL, result (batch, n, p): all
-   contiguous. The factor is log2(e) times the scale. The compiler rounds s * factor - top once, so that the largest
-   weight is not 1. */
+   contiguous. The factor is log2(e) times the scale. The compiler fuses s * factor - top, which is rounded once; top
+   was rounded before. The largest weight is thus not exactly 1. */
 void attend(const NUMBER *query, const NUMBER *key, const NUMBER *value, const uint8_t *mask, NUMBER *result,
             int64_t batch, int64_t n, int64_t m, int64_t d, int64_t p, NUMBER factor)
 {
@@ -134,7 +134,10 @@ class Compiled(Formulas):
         return query.shape[-2], key.shape[-2]
 
     def _compiled(self, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, factor: float) -> Numbers:
-        """Call the compiled function with contiguous arrays, broadcast to the common batch."""
+        """Call the compiled function with contiguous arrays, broadcast to the common batch.
+
+        They are float32 or float64: `Library` converts 16-bit inputs to float32, and the result back.
+        """
         n, m = self._lengths(query, key)
         batches = [x.shape[:-2] for x in (query, key, value, mask) if x is not None]
         batch = np.broadcast_shapes(*batches)

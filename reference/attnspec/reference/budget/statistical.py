@@ -31,7 +31,7 @@ class Statistical(Approximate):
 
     @property
     def repeats(self) -> float:
-        """Largest number of equal errors in a sum of these numbers: those of equal terms of earlier products."""
+        """Largest count of ``equal_terms``, the equal elements of the products from which these numbers came."""
         if not self.equal_terms:
             return 1.0
         most = max(self.equal_terms, key=_count)
@@ -42,7 +42,7 @@ class Statistical(Approximate):
 
     @property
     def own_terms(self) -> EqualTerms:
-        """Equal terms among these numbers; ``repeats`` counts those of the products from which they were computed."""
+        """Equal numbers in a row of this array itself. Only `_matmul` counts them: it sums along rows."""
         if self._own_terms is None:
             self._own_terms = EqualTerms(self.value)
         return self._own_terms
@@ -137,6 +137,7 @@ class Statistical(Approximate):
     def _sum(self, value: Numbers, axis: Any, keepdims: bool) -> Self:
         terms = self.value.size // max(value.size, 1)
         squares = self.squares_in_sums.sum(axis=axis, keepdims=keepdims)
+        # Every partial sum rounds. Its square is at most about value² + Σ terms²: a drift and a random walk.
         u = 0.5 * self.precision.accumulation
         variance = self.repeats * (self.error**2).sum(axis=axis, keepdims=keepdims)
         return self._rounded(value, variance + u**2 * terms * (as_double(value) ** 2 + squares), 0.0, terms=terms)
@@ -158,7 +159,8 @@ class Statistical(Approximate):
         if p.bias:
             variance = variance + (p.bias * double) ** 2
         if a.has_errors:
-            # Equal errors add linearly: r equal ones have r times the variance of independent ones.
+            # r equal errors add linearly, to r times the variance of independent ones. They may be equal since an
+            # earlier product, or since equal numbers were computed alike: ``repeats`` or ``own_terms``.
             variance = variance + max(a.repeats, a.own_terms.count) * (a.error**2 @ right)
         if b.has_errors:
             variance = variance + (left + a.error**2) @ b.error**2
@@ -183,13 +185,13 @@ class Statistical(Approximate):
             terms=terms,
             equal_terms=frozenset((equal,)),
         )
-        if result.value is value:
+        if result.value is value:  # not in `Sample`, which adds random errors: its numbers are others
             result._own_terms = equal
         return result
 
     def _softmax(self, softmax: Softmax) -> Self:
         weights, sigma, repeats, level = statistical_weights(softmax, self.error, self.precision)
-        # ``Judged`` has the largest level, by 8 times which an average may move beyond its values.
+        # ``Judged.level``: weights of a row may all be too large by 8 levels, and an average lie beyond its values.
         self.extremes.level = max(self.extremes.level, float(level.max(initial=0.0)))
         return self._computed(weights, sigma, weights=repeats, level=level)
 

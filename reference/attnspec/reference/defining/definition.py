@@ -29,7 +29,7 @@ _REFERENCE: dict[str, Callable[..., Any]] = {}
 REFERENCE: Mapping[str, Callable[..., Any]] = MappingProxyType(_REFERENCE)
 """The reference of every operation, by its name in the contract."""
 
-_ON_DUCK_ARRAYS: ContextVar[bool] = ContextVar("within", default=False)
+_ON_DUCK_ARRAYS: ContextVar[bool] = ContextVar("on_duck_arrays", default=False)
 """True while a formula runs on duck arrays. References that it calls are then not checked: their shapes follow from
 shapes already checked, and NumPy cannot convert duck arrays."""
 
@@ -88,7 +88,8 @@ def _checked(operation: Operation, formula: Callable[..., Any]) -> Callable[...,
         token = _ON_DUCK_ARRAYS.set(any(_is_duck_array(x) for x in arrays))
         try:
             with np.errstate(all="ignore"):
-                result = formula(*[values.pop(name) for name in required], **values)
+                required_values = [values.pop(name) for name in required]  # only optional arguments remain in `values`
+                result = formula(*required_values, **values)
         finally:
             _ON_DUCK_ARRAYS.reset(token)
         return _copied_result(result, [x for x in arrays if getattr(x, "dtype", None) is not None])

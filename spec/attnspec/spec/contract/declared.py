@@ -10,7 +10,8 @@ T = TypeVar("T")
 def declared_as(kind: type[T], declared: Any, of: str, parts: str) -> T:
     """Convert a backend's declaration to the dataclass ``kind``; undeclared fields get their defaults.
 
-    ``ValueError`` for any other declaration. In its message, ``of`` names the declaration and ``parts`` the fields.
+    ``ValueError`` for any other declaration. Its message names the declaration by ``of`` and the fields by ``parts``:
+    "limits: expected fields among dtypes, …; got dtype".
     """
     if isinstance(declared, kind):
         return declared

@@ -1,6 +1,9 @@
 """Laws of attention.
 
-The selectors read what a Protocol declares with `operation`; the header of ``laws.pooling`` explains these words.
+The selectors read what a Protocol declares (see ``laws.pooling``), and what `Operation` derives from it. ``attended``
+are arguments with a row per key. With ``weighs_keys`` all results sum over keys, with ``only_weighs_keys`` they are no
+more than that: 0 without keys. ``separate_keys`` are sizes of masked keys that are no queries; ``unordered_keys`` are
+those without time order over which all results sum. Sizes in ``order_free`` may be permuted.
 """
 
 from attnspec.spec.attention import DotProductAttention, GeneralAttention, ScaledDotProductAttention, SelfAttention
@@ -56,7 +59,7 @@ def keys_may_be_values(operation: Operation) -> bool:
 
 
 def queries_may_be_keys(operation: Operation) -> bool:
-    """True if one array may be passed as queries, keys and values."""
+    """True if one array may be passed as queries, keys and values, at fitting sizes."""
     several = operation.only_weighs_keys and len(operation.attended) > 1
     return several and any(operation.query_size in leaf.sizes for leaf in operation.queries)
 
@@ -116,6 +119,7 @@ UNBIASED_SCALE = law(
     "attention.unbiased-scale",
     "The scale of the scores has no systematic error. Even an error far below the rounding of one element would show "
     "over all elements together, or over many batch elements with independent rounding errors.",
+    # w is 1/σ², with the standard deviation σ of an element's rounding error.
     formula=r"\hat\varepsilon = \sum w (o - o^*) g / \sum w g^2 \approx 0,"
     r"\quad \sum_b \langle o_b - o_b^*, g_b \rangle / \sum_b \|g_b\|^2 \approx 0,"
     r"\quad g = \partial o^* / \partial \log(\text{scale})",

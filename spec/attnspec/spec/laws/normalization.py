@@ -17,6 +17,7 @@ MASKED_WEIGHT_IS_ZERO = law(
     "normalization.masked-weight-is-zero",
     "The weight of a masked key is exactly 0.",
     formula=r"j \notin A_i \Rightarrow \alpha_{ij} = 0",
+    # masked operations whose results are weights: no result sums over the keys
     governs=lambda operation: operation.mask is not None and not operation.summed_over(str(operation.key_size)),
 )
 SHIFT_INVARIANCE = law(

@@ -2,7 +2,8 @@
 
 The first functions select the operations that a law governs. They use what a Protocol declares: ``pooled`` is the
 argument that is averaged, ``linear`` are arguments in which the result is linear, ``scores_scale_with`` are arguments
-whose factors multiply the scores, ``chosen`` are integer results that select the best candidates.
+whose factors multiply the scores, ``chosen`` are integer results that select the best candidates. ``weighs_keys`` is
+derived: all results are sums over the keys of one axis.
 """
 
 from attnspec.spec.contract.axes import Axis
@@ -26,6 +27,7 @@ def weighs_once(operation: Operation) -> bool:
     """True if keys are weighed once, by scores or by a weights argument: no layers, no time steps."""
     weighed = bool(operation.pooled or operation.scores_scale_with) or _is_linear_in_keys(operation)
     steps = any(operation.axis(size) & (Axis.TIME | Axis.LAYER) for size in operation.sizes)
+    # Results without a batch are no ensemble; those of a search for the best candidates jump.
     return weighed and operation.leading.batched and not operation.chosen and not steps
 
 
@@ -76,6 +78,7 @@ UNBIASED_GAIN = law(
     "pooling.unbiased-gain",
     "Results have no common factor that is too large or too small. Even an error of the factor far below the rounding "
     "of one element would show over all elements together, or over many batch elements with independent errors.",
+    # w is 1/σ², with the standard deviation σ of an element's rounding error.
     formula=r"\hat\varepsilon = \sum w (o - o^*) o^* / \sum w {o^*}^2 \approx 0,"
     r"\quad |\textstyle\sum_b t_b| \le 8 \sqrt{\textstyle\sum_b t_b^2} + \text{errors that all share},"
     r"\quad t_b = \langle o_b - o_b^*, o_b^* \rangle",

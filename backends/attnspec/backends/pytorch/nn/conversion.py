@@ -36,10 +36,10 @@ def check_zero(module: str, name: str, bias: Tensor | None) -> None:
         refuse(module, name, "None or zeros, since the formula has no bias", f"up to {largest:.3g}")
 
 
-def check_same(module: str, name: str, first: object, second: object, reason: str) -> None:
-    """Refuse a second setting unless it equals the first, with the reason."""
-    if first != second:
-        refuse(module, name, f"{first}, since {reason}", second)
+def check_same(module: str, name: str, expected: object, got: object, reason: str) -> None:
+    """Refuse a size or setting that differs from the one it must equal."""
+    if got != expected:
+        refuse(module, name, f"{expected}, since {reason}", got)
 
 
 def bias_of(layer: nn.Linear | nn.LayerNorm, like: Tensor) -> Tensor:

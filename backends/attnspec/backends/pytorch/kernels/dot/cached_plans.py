@@ -93,8 +93,8 @@ def _leave_to_formula(*arguments: Tensor | None) -> None:
 def _make_plan(options: NumericOptions, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor | None) -> Attend:
     """Choose the kernels for calls of this kind and fill in their arguments.
 
-    An executor sees operands as the caller passes them (``unchanged``, with ``rank`` batch dimensions), or as
-    (b, heads, n, d), with 2. The function that is returned brings every call into this form, and the result back.
+    If ``unchanged``, the executor gets the caller's operands, with ``rank`` batch dimensions. Else it gets those of
+    `Call`, (b, heads, n, d): the returned function reshapes the operands of each call, and its result back.
     """
     call, batch = options.call(query, key, value, *tensors)
     path, grouped, rank = path_choice.path_for(call), options.grouped, len(batch)
@@ -113,6 +113,7 @@ def _make_plan(options: NumericOptions, query: Tensor, key: Tensor, value: Tenso
 
     if unchanged and not grouped:  # then the mask is the only tensor
         reshaped, original = call.tensors.mask, tensors[0]
+        # for mypy: without a mask, callers pass no tensors
         assert reshaped is not None
         assert original is not None
         size, stride, in_place = reshaped.size(), reshaped.stride(), reshaped.data_ptr() == original.data_ptr()

@@ -32,10 +32,12 @@ def structure_of(mask: Tensor) -> Structure:
     if entries.shape[1] != 1 or not entries.size:
         return Structure(mask)
     top, bottom = entries[0, 0, 0], entries[0, 0, -1]
+    # Cheap tests come first, so that most masks of another structure are not read whole.
     if rows == 1 or (top[-1] == bottom[-1] and (top == bottom).all() and _rows_agree(entries)):
         first = entries[:, 0, 0]
         lengths = first.sum(-1)
         if (first == (np.arange(keys) < lengths[:, None])).all():
+            # lengths below m do not replace the mask: not every kernel takes them
             return Structure(None if (lengths == keys).all() else mask, lengths=tuple(lengths.tolist()))
     elif len(entries) == 1 and keys > 1 and not top[-1] and bottom[0] and _is_causal(entries[0, 0]):
         return Structure(None, causal=True)

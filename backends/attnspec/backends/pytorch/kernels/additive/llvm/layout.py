@@ -18,7 +18,7 @@ from .scores import capacity, last_group
 from .tiles import GROUP, key_lanes
 
 EXPONENTIAL_WORK = 16
-"""Time of one exponential, in terms of a score: threads are woken only for enough work."""
+"""Time of one exponential, in units of one term of a score; `thread_count` weighs work in these units."""
 
 
 def address(x: Tensor | None) -> int:
@@ -84,9 +84,9 @@ class Weight:
     """w_v for the kernels: scores are unit (offset + minus_two_scale sum_h 1/(E'F + ratio)), E' = E ratio.
 
     E = exp(2a) and F = exp(2b) are the factors; `scores` derives the formula. ``flip`` is -1 for hidden units whose
-    a, b and weight are negated, so that signs of nonzero weights alternate, and 1 elsewhere. With w = raw · flip,
-    ``ratio`` is max|w| / w, ``offset`` sum w, ``minus_two_scale`` -2 max|w|. ``unit`` is a power of two, 1 unless sums
-    of weights might overflow; ``raw`` is w_v / unit.
+    a, b and weight are negated, and 1 elsewhere: signs of nonzero weights then alternate, so that terms cancel, which
+    saves digits. With w = raw · flip, ``ratio`` is max|w| / w, ``offset`` sum w, ``minus_two_scale`` -2 max|w|.
+    ``unit`` is a power of two, 1 unless sums of weights might overflow; ``raw`` is w_v / unit.
     """
 
     raw: Tensor

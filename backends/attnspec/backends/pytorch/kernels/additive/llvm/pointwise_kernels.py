@@ -129,7 +129,8 @@ def forward_kernel(bits: int, stored: str = "real") -> Kernel[Forward]:
         _pool(k, entry, task, stop, scores, reciprocal, stored)
 
         def save(j: Value, inside: Value | None) -> None:
-            # later keys keep weight 0 even in a row of NaN; with a mask, the path `llvm` computes such a call again
+            # keys after a causal query get 0 even if `reciprocal` is NaN; masked keys would not, but with a mask
+            # the path `llvm` computes calls with NaN again
             visible = k.lanes_below(stop - j)
             weight = k.select(visible, k.load_lanes(visible, scores, j) * reciprocal, k.full(0.0))
             store(k, weight, inside, g.weights, task * g.m + j)
@@ -321,7 +322,7 @@ def _unit_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, of
             es = _exponentials(k, [x + y for x, y in zip(queries, own, strict=True)])
             reciprocals = [r for c in range(0, len(es), 2) for r in _reciprocals(k, es[c : c + 2])]
             for c, (e, r) in enumerate(zip(es, reciprocals, strict=True)):
-                change = s * cut_slope(k, e * r * r * 4.0)
+                change = s * cut_slope(k, e * r * r * 4.0)  # slopes below the unit roundoff become 0
                 of_a[c].add(change)
                 of_w[c].set(k.fma(s, k.fma(r, k.full(-2.0), k.full(1.0)), of_w[c].get()))
                 old = _sum_before(k, i, insides[c], by_b, places[c], b_format)
