@@ -256,7 +256,8 @@ def test_packed_calls_are_those_that_flash_kernels_take(monkeypatch: pytest.Monk
     assert not cuda_fused.worth_packing(x, x, True, (3, 9))
     assert not cuda_fused.worth_packing(x, x, False, (0, 9))
     assert not cuda_fused.worth_packing(x, wide, False, (3, 9))
-    assert not cuda_fused.worth_packing(*[on_cuda(2, 4, 16, 64, dtype=torch.float32)] * 2, False, (3, 9))
+    single = on_cuda(2, 4, 16, 64, dtype=torch.float32)
+    assert not cuda_fused.worth_packing(single, single, False, (3, 9))
     with sdpa_kernel(SDPBackend.MATH):
         assert not cuda_fused.worth_packing(x, x, False, (3, 9))
     capabilities["cuda:0"] = (7, 5)
