@@ -252,7 +252,7 @@ class AttentionOperations(Generic[Array]):
 
 
 class AttentionTable(TypedDict, Generic[Array], total=False):
-    """Typed dictionary of these operations; Python cannot derive it from the class above."""
+    """The operations of attention by name, as a typed dictionary."""
 
     dot_product_attention: DotProductAttention[Array]
     scaled_dot_product_attention: ScaledDotProductAttention[Array]

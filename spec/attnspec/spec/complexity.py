@@ -306,7 +306,7 @@ class ComplexityOperations(Generic[Array]):
 
 
 class ComplexityTable(TypedDict, Generic[Array], total=False):
-    """Typed dictionary of these layers; Python cannot derive it from the class above."""
+    """The layers that attention is compared with, by name, as a typed dictionary."""
 
     convolution: Convolution[Array]
     graph_layer: GraphLayer[Array]

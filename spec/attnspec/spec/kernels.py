@@ -395,7 +395,7 @@ class KernelsOperations(Generic[Array]):
 
 
 class KernelsTable(TypedDict, Generic[Array], total=False):
-    """Typed dictionary of these operations; Python cannot derive it from the class above."""
+    """The operations of kernels by name, as a typed dictionary."""
 
     grouped_query_attention: GroupedQueryAttention[Array]
     variable_length_attention: VariableLengthAttention[Array]

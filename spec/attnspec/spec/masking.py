@@ -57,7 +57,7 @@ class MaskingOperations(Generic[Array]):
 
 
 class MaskingTable(TypedDict, Generic[Array], total=False):
-    """Typed dictionary of these operations; Python cannot derive it from the class above."""
+    """The operations of masking by name, as a typed dictionary."""
 
     causal_mask: CausalMask[Array]
     padding_mask: PaddingMask[Array]

@@ -181,7 +181,7 @@ class MultiHeadOperations(Generic[Array]):
 
 
 class MultiHeadTable(TypedDict, Generic[Array], total=False):
-    """Typed dictionary of these operations; Python cannot derive it from the class above."""
+    """The operations of multi-head attention by name, as a typed dictionary."""
 
     split_heads: SplitHeads[Array]
     merge_heads: MergeHeads[Array]

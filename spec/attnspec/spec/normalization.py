@@ -68,7 +68,7 @@ class NormalizationOperations(Generic[Array]):
 
 
 class NormalizationTable(TypedDict, Generic[Array], total=False):
-    """Typed dictionary of these operations; Python cannot derive it from the class above."""
+    """The operations of normalization by name, as a typed dictionary."""
 
     softmax: Softmax[Array]
     mean_normalization: MeanNormalization[Array]

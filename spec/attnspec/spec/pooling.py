@@ -90,7 +90,7 @@ class PoolingOperations(Generic[Array]):
 
 
 class PoolingTable(TypedDict, Generic[Array], total=False):
-    """Typed dictionary of these operations; Python cannot derive it from the class above."""
+    """The operations of pooling by name, as a typed dictionary."""
 
     attention_pooling: AttentionPooling[Array]
     average_pooling: AveragePooling[Array]

@@ -101,7 +101,7 @@ class PositionalOperations(Generic[Array]):
 
 
 class PositionalTable(TypedDict, Generic[Array], total=False):
-    """Typed dictionary of these operations; Python cannot derive it from the class above."""
+    """The operations of positional encoding by name, as a typed dictionary."""
 
     sinusoidal_positional_encoding: SinusoidalPositionalEncoding[Array]
     learned_positions: LearnedPositions[Array]

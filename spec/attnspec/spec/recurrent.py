@@ -493,7 +493,7 @@ class RecurrentOperations(Generic[Array]):
 
 
 class RecurrentTable(TypedDict, Generic[Array], total=False):
-    """Typed dictionary of these operations; Python cannot derive it from the class above."""
+    """The operations of recurrent networks by name, as a typed dictionary."""
 
     rnn_cell: RNNCell[Array]
     rnn_output: RNNOutput[Array]

@@ -154,7 +154,7 @@ class ScoringOperations(Generic[Array]):
 
 
 class ScoringTable(TypedDict, Generic[Array], total=False):
-    """Typed dictionary of these operations; Python cannot derive it from the class above."""
+    """The operations of scoring by name, as a typed dictionary."""
 
     dot_scores: DotScores[Array]
     scaled_dot_scores: ScaledDotScores[Array]

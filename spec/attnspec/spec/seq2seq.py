@@ -423,7 +423,7 @@ class Seq2SeqOperations(Generic[Array]):
 
 
 class Seq2SeqTable(TypedDict, Generic[Array], total=False):
-    """Typed dictionary of these operations; Python cannot derive it from the class above."""
+    """The operations of sequence to sequence by name, as a typed dictionary."""
 
     bahdanau_context: BahdanauContext[Array]
     luong_context_dot: LuongContextDot[Array]

@@ -462,7 +462,7 @@ class TransformerOperations(Generic[Array]):
 
 
 class TransformerTable(TypedDict, Generic[Array], total=False):
-    """Typed dictionary of these operations; Python cannot derive it from the class above."""
+    """The operations of transformers by name, as a typed dictionary."""
 
     layer_norm: LayerNorm[Array]
     feed_forward: FeedForward[Array]

@@ -262,7 +262,7 @@ class VisionOperations(Generic[Array]):
 
 
 class VisionTable(TypedDict, Generic[Array], total=False):
-    """Typed dictionary of these operations; Python cannot derive it from the class above."""
+    """The operations of vision by name, as a typed dictionary."""
 
     patchify: Patchify[Array]
     patch_embedding: PatchEmbedding[Array]

@@ -14,7 +14,6 @@ from attnspec.backends.bases.torch import modes as modes
 from attnspec.backends.bases.torch import pullback as pullback_of
 from attnspec.backends.bases.torch import to_numpy as to_numpy
 from attnspec.backends.pytorch import nn as nn
-from attnspec.backends.pytorch import on_cuda
 from attnspec.backends.pytorch.attention import *
 from attnspec.backends.pytorch.complexity import *
 from attnspec.backends.pytorch.kernels import *
@@ -29,6 +28,7 @@ from attnspec.backends.pytorch.normalization import *
 from attnspec.backends.pytorch.pooling import *
 from attnspec.backends.pytorch.positional import *
 from attnspec.backends.pytorch.recurrent import *
+from attnspec.backends.pytorch.runtime import on_cuda
 from attnspec.backends.pytorch.runtime.optional import HAS_LLVMLITE
 from attnspec.backends.pytorch.scoring import *
 from attnspec.backends.pytorch.seq2seq import *

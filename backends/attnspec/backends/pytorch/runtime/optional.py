@@ -1,4 +1,4 @@
-"""Flags: which optional packages are installed, and whether "cuda" devices are NVIDIA's.
+"""Flags: installed optional packages, and whether Triton kernels run on "cuda" devices.
 
 They are constants, which torch.compile can read; it cannot trace a search for a module.
 """
