@@ -10,5 +10,5 @@ import torch
 HAS_LLVMLITE, HAS_TRITON = (find_spec(package) is not None for package in ("llvmlite", "triton"))
 
 TRITON_ON_CUDA = HAS_TRITON and torch.version.hip is None
-"""Whether the Triton kernels run on "cuda" devices. Their reciprocal is an instruction of NVIDIA's, which ends the
+"""True where Triton kernels run on "cuda" devices. Their reciprocal is an instruction of NVIDIA's, which ends the
 process in the compiler for AMD's GPUs."""
