@@ -14,6 +14,12 @@ from attnspec.spec.laws import attention as law
 SUBNORMAL_FACTORS = {"float64": 2.0**-1060, "float32": 2.0**-132, "bfloat16": 2.0**-132, "float16": 2.0**-20}
 """Factors that make standard normal numbers subnormal, by dtype."""
 
+SLOPES = (0.4, 2.0, 10.0)
+"""Means of queries in ``rising_scores``."""
+
+RISING_KEYS = 300
+"""Keys of ``rising_scores``, more than two tiles of 128."""
+
 DISTINCT_FACTOR = 2.0**16
 """Factor of scores of standard normal numbers, which makes them exceed 10⁴."""
 
@@ -113,6 +119,24 @@ def dominant_key(subject: Subject, arguments: Arguments, rng: np.random.Generato
     return _with_first_keys(subject, arguments, (1.8,), 0.25)
 
 
+def rising_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+    """Scores that rise by about 1, 6 and 30 in 64 keys, one slope per query; as before where keys are queries.
+
+    Online softmax then meets a larger maximum in every tile, however long its tiles are.
+    """
+    if subject.operation.attends_to_itself:
+        return arguments
+    attended = {leaf.path for leaf in subject.operation.attended}
+    rising = sample(subject, rng, queries=len(SLOPES), keys=RISING_KEYS, features=8, heads=2)
+
+    def change(leaf: Leaf, x: Numbers) -> Numbers:
+        if leaf.path not in attended:
+            return 0.25 * x + np.resize(SLOPES, x.shape[-2])[:, None] if x.ndim > 1 else x
+        return 0.25 * x + np.linspace(0.0, 5.0, x.shape[-2])[:, None]
+
+    return _with_rows_changed(subject, rising, change)
+
+
 def low_rank_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
     """Rows of rank 2 plus small noise, with outliers in a few places."""
 
@@ -141,4 +165,5 @@ KINDS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Argument
     "of a key that has almost all the weight": dominant_key,
     "of rows of low rank with outliers": low_rank_rows,
     "of scores beyond 10⁴": distinct_scores,
+    "of scores that rise along the keys": rising_scores,
 }

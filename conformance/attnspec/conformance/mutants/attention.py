@@ -219,6 +219,28 @@ def tiles_not_rescaled(correct: Formulas, scores: Numbers, value: Numbers, mask:
 
 
 @mutant(
+    "sum hardly rescaled to a much larger maximum",
+    replaces="attend",
+    operations=ONE_HEAD,
+    breaks=("attention.extreme-magnitudes",),
+    source="a threshold below which online softmax does not rescale, compared with the wrong sign",
+)
+def sum_hardly_rescaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """In tiles of 64 keys, the sum of exponentials shrinks by at most e⁻⁴ where the maximum rises."""
+    n, m = scores.shape[-2:]
+    allowed = correct.attendable(mask, causal, n, m)
+    excluded = correct.mask_scores(scores, allowed)
+    total, before = excluded[..., :1] * 0, correct.shift(excluded[..., :64])
+    for start in range(0, m, 64):
+        largest = correct.shift(excluded[..., : start + 64])
+        decay = np.maximum(np.exp(before - largest), scores.dtype.type(np.exp(-4.0)))
+        total = total * decay + correct.total(np.exp(excluded[..., start : start + 64] - largest))
+        before = largest
+    weights = np.exp(excluded - before) / np.where(total == 0, scores.dtype.type(1), total)
+    return correct.pool(weights, value, allowed)
+
+
+@mutant(
     "halves of the keys merged with equal weights",
     replaces="attend",
     operations=ONE_HEAD,
