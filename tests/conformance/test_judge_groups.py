@@ -306,7 +306,7 @@ def test_a_result_that_a_library_lacks_is_not_judged() -> None:
     assert verdict.judged == "every number, without log_sum_exp, which was not passed"
     assert not judge(GROUPS, (output + 1, None), **arguments)
     assert not judge(GROUPS, (output, logarithms + 1), **arguments)
-    with pytest.raises(TypeError, match=f"{GROUPS}: output output: expected an array, by DLPack or .*; got NoneType"):
+    with pytest.raises(TypeError, match=f"{GROUPS}: output: expected an array, by DLPack or .*; got NoneType"):
         judge(GROUPS, (None, logarithms), **arguments)
 
 
@@ -322,7 +322,7 @@ def test_logarithms_may_be_in_float32(dtype: str) -> None:
     message = f"{GROUPS}: output log_sum_exp: expected {dtype}, like the arguments, or float32; got float64"
     with pytest.raises(TypeError, match=message):
         judge(GROUPS, (output.astype(narrow), logarithms.astype(np.float64)), **arguments)
-    with pytest.raises(TypeError, match=f"{GROUPS}: output output: expected {dtype}, like the arguments; got float32"):
+    with pytest.raises(TypeError, match=f"{GROUPS}: output: expected {dtype}, like the arguments; got float32"):
         judge(GROUPS, (output, logarithms), **arguments)
 
 
@@ -419,7 +419,7 @@ def test_results_in_8_bits_are_refused() -> None:
     narrow = np.dtype(ml_dtypes.float8_e4m3fn)
     arguments = {name: x.astype(narrow) for name, x in inputs(5, 6).items()}
     output, _ = attention({name: x.astype(np.float32) for name, x in arguments.items()})
-    with pytest.raises(TypeError, match=f"{GROUPS}: output output: expected one of float64, .*; got float8_e4m3fn"):
+    with pytest.raises(TypeError, match=f"{GROUPS}: output: expected one of float64, .*; got float8_e4m3fn"):
         judge(GROUPS, (output.astype(narrow), None), **arguments)
 
 
