@@ -124,7 +124,8 @@ class Verdict:
     def _extent(self) -> str:
         # Smaller shares would be printed as 0 %.
         too_wide = f"{self.untold:.0%} of the numbers have budgets too wide to judge" if self.untold >= 0.005 else ""
-        left_open = f"{self.left_open:.0%} are left open, because they come from {OPEN}" if self.left_open else ""
+        share = f"{self.left_open:.0%}" if self.left_open >= 0.005 else "less than 1%"
+        left_open = f"{share} are left open, because they come from {OPEN}" if self.left_open else ""
         return "; ".join(filter(None, (self.judged, too_wide, left_open)))
 
     __repr__ = __str__

@@ -92,8 +92,8 @@ def context_is_last_state(subject: Subject, arguments: Arguments, rng: np.random
 def one_annotation_is_context(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Keep only the first annotation; change the weights of the scores."""
     size = subject.operation.key_size
-    # ``length_from(1)`` is the least number of keys, from 1 on, that the backend accepts.
-    if not arguments.keys_count or size is None or arguments.keys_count < subject.limits.length_from(1):
+    # ``length_from(1)`` is the least number of keys, from 1 on, that the backend accepts; the check needs a single one.
+    if not arguments.keys_count or size is None or subject.limits.length_from(1) > 1:
         return False
     first = arguments.with_mask(None).along(size, take([0]))
     (parameters,) = (x for x in first.values_by_name.values() if isinstance(x, AttentionDecoderParameters))

@@ -7,52 +7,19 @@ and excluding NaN or checking integers would make every call wait for the device
 from collections.abc import Mapping
 
 BY_FUSED_KERNELS = [
-    "dot_product_attention",
-    "scaled_dot_product_attention",
-    "general_attention",
-    "self_attention",
-    "projected_self_attention",
-    "cross_attention",
-    "multi_head_attention",
-    "concat_heads_attention",
-    "luong_context_dot",
-    "luong_context_general",
-    "encoder_layer",
-    "encoder_stack",
-    "decoder_layer",
-    "decoder_stack",
-    "cached_decoder_step",
-    "encoder_decoder",
-    "decoder_only",
-    "encoder_only",
-    "vit_encoder",
-    "grouped_query_attention",
-    "variable_length_attention",
-    "paged_attention",
-    "latent_attention",
-]
+    "dot_product_attention", "scaled_dot_product_attention", "general_attention", "self_attention",
+    "projected_self_attention", "cross_attention", "multi_head_attention", "concat_heads_attention",
+    "luong_context_dot", "luong_context_general", "encoder_layer", "encoder_stack", "decoder_layer", "decoder_stack",
+    "cached_decoder_step", "encoder_decoder", "decoder_only", "encoder_only", "vit_encoder", "grouped_query_attention",
+    "variable_length_attention", "paged_attention", "latent_attention",
+]  # fmt: skip
 """Operations with dot products as scores, which PyTorch's fused kernels compute on CUDA."""
 
 OF_INTEGERS = [
-    "grouped_query_attention",
-    "variable_length_attention",
-    "paged_attention",
-    "embed",
-    "encoder_context",
-    "rnn",
-    "gru",
-    "lstm",
-    "bidirectional_rnn",
-    "bidirectional_gru",
-    "bidirectional_lstm",
-    "stacked_rnn",
-    "stacked_gru",
-    "stacked_lstm",
-    "decoder_step",
-    "teacher_forced_decode",
-    "greedy_decode",
-    "beam_decode",
-]
+    "grouped_query_attention", "variable_length_attention", "paged_attention", "embed", "encoder_context", "rnn", "gru",
+    "lstm", "bidirectional_rnn", "bidirectional_gru", "bidirectional_lstm", "stacked_rnn", "stacked_gru",
+    "stacked_lstm", "decoder_step", "teacher_forced_decode", "greedy_decode", "beam_decode",
+]  # fmt: skip
 """Operations that check lengths, indices or tokens; on CUDA their numbers are not read."""
 
 
