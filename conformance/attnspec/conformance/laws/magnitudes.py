@@ -120,9 +120,9 @@ def dominant_key(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 
 def rising_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """Scores that rise by about 1, 6 and 30 in 64 keys, one slope per query; as before where keys are queries.
+    """Scores that rise by about 1, 6 and 30 in 64 keys, one slope per query.
 
-    Online softmax then meets a larger maximum in every tile, however long its tiles are.
+    Self-attention keeps its arguments. Online softmax then meets a larger maximum in every tile, however long its tiles are.
     """
     if subject.operation.attends_to_itself:
         return arguments

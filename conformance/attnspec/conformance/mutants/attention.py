@@ -226,7 +226,7 @@ def tiles_not_rescaled(correct: Formulas, scores: Numbers, value: Numbers, mask:
     source="a threshold below which online softmax does not rescale, compared with the wrong sign",
 )
 def sum_hardly_rescaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """In tiles of 64 keys, the sum of exponentials shrinks by at most e⁻⁴ where the maximum rises."""
+    """The sum of exponentials shrinks by at most e⁻⁴ between tiles of 64 keys."""
     n, m = scores.shape[-2:]
     allowed = correct.attendable(mask, causal, n, m)
     excluded = correct.mask_scores(scores, allowed)
