@@ -120,9 +120,10 @@ def dominant_key(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 
 def rising_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """Scores that rise by about 1, 6 and 30 in 64 keys, one slope per query.
+    """Scores that rise along the keys, by about 1, 6 or 30 in 64.
 
-    Self-attention keeps its arguments. Online softmax then meets a larger maximum in every tile, however long its tiles are.
+    Online softmax then meets a larger maximum in every tile, however long its tiles are. Self-attention keeps its
+    arguments.
     """
     if subject.operation.attends_to_itself:
         return arguments
