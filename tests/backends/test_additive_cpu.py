@@ -599,6 +599,9 @@ def test_wrong_arguments_are_refused(change, error, monkeypatch) -> None:  # typ
 def test_the_path_is_named(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert path_choice.available_paths("cpu") == ("llvm", "pointwise", "plain")
+    for runs, paths in ((True, ("triton", "plain")), (False, ("plain",))):  # False: GPUs of AMD
+        monkeypatch.setattr(path_choice, "TRITON_ON_CUDA", runs)
+        assert path_choice.available_paths("cuda") == paths
     assert additive.path_for(draw(2)) == "llvm"
     assert additive.path_for(draw(2), path="plain") == "plain"
 

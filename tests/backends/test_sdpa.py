@@ -16,6 +16,7 @@ from attnspec.backends.pytorch.kernels.dot.mask_structure import structure_of
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend, path_for
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
+from attnspec.backends.pytorch.runtime.ranges import refuse_out_of_range
 from attnspec.reference import REFERENCE
 from tests.budgets import assert_gradients_within_budgets, assert_within_budgets
 
@@ -264,6 +265,12 @@ def test_packed_calls_are_those_that_flash_kernels_take(monkeypatch: pytest.Monk
     cuda_fused.has_flash.cache_clear()
     assert not cuda_fused.worth_packing(x, x, False, (3, 9))
     cuda_fused.has_flash.cache_clear()
+
+
+def test_lengths_are_not_read_on_a_gpu() -> None:
+    refuse_out_of_range("grouped_query_attention", "key_lengths", on_cuda(3, dtype=torch.int64), 5)
+    with pytest.raises(ValueError, match=r"expected key_lengths in 0\.\.5; got 6"):
+        refuse_out_of_range("grouped_query_attention", "key_lengths", torch.tensor([6]), 5)
 
 
 def test_inputs_are_not_written_to_and_layouts_do_not_matter() -> None:
