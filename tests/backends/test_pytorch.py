@@ -1219,7 +1219,9 @@ def test_cuda_has_choices_of_its_own() -> None:
     assert on_cuda["additive_attention"] == on_cpu["additive_attention"]
     assert on_cpu["self_attention"].masked_nonfinite == "excluded"
     assert on_cuda["self_attention"].masked_nonfinite == "propagates"
-    assert (on_cpu["embed"].rejection, on_cuda["embed"].rejection) == ("raises", "unchecked")
+    for name in ("embed", "decoder_only", "rnn_self_attention", "padding_mask", "variable_length_attention"):
+        assert (on_cpu[name].rejection, on_cuda[name].rejection) == ("raises", "unchecked"), name
+    assert on_cuda["scaled_dot_product_attention"].rejection == "raises"
 
 
 @pytest.mark.parametrize(("declared", "message"), [

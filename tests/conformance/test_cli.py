@@ -25,6 +25,7 @@ from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.remote.description import contract_from
 from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.loading import contract_of
 from attnspec.conformance.reporting.writing import UnwritableError
 from attnspec.conformance.running.planning import Plan, check_names
 from attnspec.conformance.running.probe import Probe
@@ -534,7 +535,7 @@ def test_a_backend_that_cannot_be_judged_is_refused(
 
 def test_a_misspelt_operation_is_named_in_the_notes() -> None:
     backend = SimpleNamespace(name="misspelt", softmax=np.exp, layernorm=np.exp, normalise=np.exp)
-    assert Contract.of(backend).notes == {
+    assert contract_of(backend, "misspelt", "cpu").notes == {
         "layernorm": "not tried, because no operation has this name; the nearest is layer_norm"
     }
 

@@ -26,7 +26,7 @@ def causal_mask(n: int, m: int, *, include_self: bool = True) -> Bool[Tensor, "{
 def padding_mask(lengths: Int[Tensor, "*batch"], m: int) -> Bool[Tensor, "*batch {m}"]:
     """True where j < length: key j is attendable.
 
-    Checking the lengths' range waits for the device; under transforms such as ``torch.compile`` it is skipped.
+    The lengths' range is checked on the CPU alone, and not under transforms such as ``torch.compile``.
     """
     _padding(lengths, m)
     refuse_out_of_range("padding_mask", "lengths", lengths, m)

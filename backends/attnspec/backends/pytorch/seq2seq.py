@@ -185,7 +185,7 @@ def concat_output(
 def embed(tokens: Int[Tensor, "*batch n"], table: Float[Tensor, "vocabulary d"]) -> Float[Tensor, "*batch n d"]:
     """PyTorch's embedding; for half dtypes, gradients of repeated tokens are summed in float32.
 
-    Checking the tokens' range waits for the device; under transforms such as ``torch.compile`` it is skipped.
+    The tokens' range is checked on the CPU alone, and not under transforms such as ``torch.compile``.
     """
     _embed(tokens, table)
     refuse_out_of_range("embed", "tokens", tokens, table.shape[0] - 1)

@@ -205,7 +205,7 @@ def encoder_decoder(
 ) -> Float[Tensor, "*batch n vocabulary"]:
     """Token probabilities of an encoder-decoder; half dtypes are float32 between layers.
 
-    Checking the tokens' range waits for the device; under transforms such as ``torch.compile`` it is skipped.
+    The tokens' range is checked on the CPU alone, and not under transforms such as ``torch.compile``.
     """
     shape, p, dtype = _encoder_decoder(source, target, parameters, source_mask, mask), parameters, parameters.w.dtype
     refuse_out_of_range("encoder_decoder", "source", source, p.source_embedding.shape[0] - 1)

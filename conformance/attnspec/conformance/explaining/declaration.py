@@ -213,7 +213,7 @@ def lines(explained: Mapping[Key, str]) -> Iterator[str]:
     for key, cause in explained.items():
         causes[cause].append(key)
     for cause, keys in causes.items():
-        operations, laws = (list(dict.fromkeys(names)) for names in list(zip(*keys, strict=True))[:2])
+        operations, laws, _ = (list(dict.fromkeys(names)) for names in zip(*keys, strict=True))
         shown = ", ".join(laws[:MAX_SHOWN]) + ", …" * (len(laws) > MAX_SHOWN)
         warning = "; declare it only if the kernel rounds like this" if cause.startswith("precision") else ""
         count = f"{len(keys)} law{'s' * (len(keys) > 1)}"

@@ -284,16 +284,15 @@ def _option_limits(subject: Subject, mark: Mark) -> dict[str, Any]:
     ``MIN_REFUSED`` of them are refused, and none is accepted. Broadcasting counts as an option, without which batches
     are repeated in full.
     """
-    inputs = list(_varied_inputs(subject))
+    inputs = list(_varied_inputs(subject, mark))
     limits: dict[str, Any] = {}
     missing = []
     for name, uses in _candidates(subject):
         reduced = (_without_others(name, x) for x in inputs if uses(x))
         alone = [x for x in reduced if uses(x) and subject.in_domain(x)][:TRIED_PER_OPTION]
-        mark(FORMULA, f"calls with no option, and with {name} alone")
+        mark(FORMULA, f"calls with {name} alone")
         says = says_mismatched if name == "broadcasting" else says_lacking
-        comparable = [x for x in alone if _refused(subject, _without_others("", x)) is False]  # without options
-        outcomes = [_refused(subject, x, says) for x in comparable]
+        outcomes = [_refused(subject, x, says) for x in alone]
         if False in outcomes or outcomes.count(True) < MIN_REFUSED:
             continue
         if name in BOOLEAN_LIMITS:
@@ -306,12 +305,14 @@ def _option_limits(subject: Subject, mark: Mark) -> dict[str, Any]:
     return limits
 
 
-def _varied_inputs(subject: Subject) -> Iterator[Arguments]:
-    """Yield varied inputs; not empty ones, which libraries may accept without looking at anything else."""
+def _varied_inputs(subject: Subject, mark: Mark) -> Iterator[Arguments]:
+    """Yield varied inputs that are accepted without any option; not empty ones, which libraries may not look at."""
     seed = stable_seed("refusals", subject.operation.name, subject.dtype)
     for example in corners(subject.operation, subject.limits, seed=seed, most=TRIED_INPUTS, work=WORK):
         arguments = subject.arguments(example)
-        if all(x.size for x in arguments.arrays.values()):
+        plain = _without_others("", arguments)
+        mark(FORMULA, example)
+        if all(x.size for x in plain.arrays.values()) and _refused(subject, plain) is False:
             yield arguments
 
 

@@ -48,8 +48,8 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
     values = dict(zip(names, positional, strict=False))
     for name, value in options.items():
         if name not in names:
-            takers = [o.name for o in OPERATIONS.values() if name in o.call.names]
-            why = f", its arguments ({takers[0]} has {name})" if takers else ""
+            taker = next((o.name for o in OPERATIONS.values() if name in o.call.names), "")
+            why = f", its arguments ({taker} has {name})" if taker else ""
             raise TypeError(unknown_name(operation.name, name, names, why))
         if name in values:
             raise TypeError(f"{operation.name}: {name}: expected one value; got one by position and one by name")

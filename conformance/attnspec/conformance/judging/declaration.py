@@ -56,7 +56,7 @@ class Contract:
             DeclaredSemantics.of(on_device["semantics"], OPERATIONS),
             DeclaredPrecision.of(on_device["precision"], OPERATIONS),
             callable(getattr(backend, "vjp", None)),
-            _misspelt(backend) | {printable(str(k)): printable(str(v)) for k, v in notes.items()},
+            {printable(str(k)): printable(str(v)) for k, v in notes.items()},
             origin,
         )
 
@@ -78,14 +78,3 @@ def _declared_on(backend: Any, device: str) -> dict[str, Any]:
             raise ValueError(f"on_device {kind}: expected some of {', '.join(BY_DEVICE)}; got {min(unknown)!r}")
     own = {name: getattr(backend, name, None) for name in BY_DEVICE}
     return own | dict(on_device.get(device.partition(":")[0], {}))
-
-
-def _misspelt(backend: Any) -> dict[str, str]:
-    """Notes on public functions named nearly like an operation, which no law tries."""
-    missing = [name for name in OPERATIONS if not hasattr(backend, name)]
-    notes = {}
-    for name in dir(backend):
-        near = [] if name.startswith("_") else get_close_matches(name, missing, n=1, cutoff=0.9)
-        if near and name not in OPERATIONS and callable(getattr(backend, name, None)):
-            notes[printable(name)] = f"not tried, because no operation has this name; the nearest is {near[0]}"
-    return notes

@@ -31,7 +31,8 @@ def extreme_magnitudes(subject: Subject, arguments: Arguments, rng: np.random.Ge
     sampled = sample(subject, rng, queries=6, keys=12, features=8, heads=2)
     for label, change in KINDS.items():
         changed = change(subject, sampled, rng)
-        if all(np.isfinite(wide(x)).all() for _, x in changed.floats) and subject.in_domain(changed):
+        finite = all(np.isfinite(wide(x)).all() for _, x in changed.floats)
+        if changed is not sampled and finite and subject.in_domain(changed):
             subject.follows_formula(changed, f"{label},")
             tried = True
     return tried
@@ -123,7 +124,7 @@ def rising_scores(subject: Subject, arguments: Arguments, rng: np.random.Generat
     """Scores that rise along the keys, by about 1, 6 or 30 in 64.
 
     Online softmax then meets a larger maximum in every tile, however long its tiles are. Self-attention keeps its
-    arguments.
+    arguments, and is left out.
     """
     if subject.operation.attends_to_itself:
         return arguments

@@ -6,13 +6,15 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.foreign_calls import Raised, call_safely
+from attnspec.conformance.judging.foreign_calls import Raised, call_safely, printable
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.spec.contract.operation import OPERATIONS
 
@@ -140,6 +142,18 @@ def _instance(backend: Any, name: str) -> Any:
 def contract_of(backend: Any, origin: str, device: str) -> Contract:
     """Return a backend's contract on a device; :class:`BackendError` for an invalid declaration."""
     try:
-        return Contract.of(backend, origin, device)
+        contract = Contract.of(backend, origin, device)
     except (ValueError, TypeError) as error:
         raise BackendError(f"backend {origin!r}: {error}") from error
+    return replace(contract, notes=_misspelt(backend) | dict(contract.notes))
+
+
+def _misspelt(backend: Any) -> dict[str, str]:
+    """Notes on public functions named nearly like an operation, which no law tries."""
+    missing = [name for name in OPERATIONS if not hasattr(backend, name)]
+    notes = {}
+    for name in dir(backend):
+        near = [] if name.startswith("_") else get_close_matches(name, missing, n=1, cutoff=0.9)
+        if near and name not in OPERATIONS and callable(getattr(backend, name, None)):
+            notes[printable(name)] = f"not tried, because no operation has this name; the nearest is {near[0]}"
+    return notes

@@ -6,6 +6,9 @@ and excluding NaN or checking integers would make every call wait for the device
 
 from collections.abc import Mapping
 
+from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.operation import OPERATIONS
+
 BY_FUSED_KERNELS = [
     "dot_product_attention", "scaled_dot_product_attention", "general_attention", "self_attention",
     "projected_self_attention", "cross_attention", "multi_head_attention", "concat_heads_attention",
@@ -15,19 +18,11 @@ BY_FUSED_KERNELS = [
 ]  # fmt: skip
 """Operations with dot products as scores, which PyTorch's fused kernels compute on CUDA."""
 
-OF_INTEGERS = [
-    "grouped_query_attention", "variable_length_attention", "paged_attention", "embed", "encoder_context", "rnn", "gru",
-    "lstm", "bidirectional_rnn", "bidirectional_gru", "bidirectional_lstm", "stacked_rnn", "stacked_gru",
-    "stacked_lstm", "decoder_step", "teacher_forced_decode", "greedy_decode", "beam_decode",
-]  # fmt: skip
-"""Operations that check lengths, indices or tokens; on CUDA their numbers are not read."""
-
 
 def semantics() -> Mapping[str, Mapping[str, str]]:
     """Return the choices by operation, those of other operations being normative."""
-    choices: dict[str, dict[str, str]] = {name: {} for name in (*BY_FUSED_KERNELS, *OF_INTEGERS)}
-    for name in BY_FUSED_KERNELS:
-        choices[name] |= {"masked_nonfinite": "propagates", "repeatability": "within-budget"}
-    for name in OF_INTEGERS:
-        choices[name] |= {"rejection": "unchecked"}
-    return choices
+    fused = {o: {"masked_nonfinite": "propagates", "repeatability": "within-budget"} for o in BY_FUSED_KERNELS}
+    # Lengths, indices, tokens and ends of sequences are checked on the CPU alone.
+    checked = (o.name for o in OPERATIONS.values() if o.lengths or o.indices or o.sizes_of(Axis.SEQUENCE))
+    unread = {o: {"rejection": "unchecked"} for o in checked}
+    return {name: fused.get(name, {}) | unread.get(name, {}) for name in fused | unread}
