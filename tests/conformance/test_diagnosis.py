@@ -39,7 +39,7 @@ from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Collector, Verdicts, record, record_explanation
 from attnspec.reference import REFERENCE
 from attnspec.spec.contract.operation import OPERATIONS, Operation
-from attnspec.spec.contract.semantics import QUESTIONS, asked_by_formula
+from attnspec.spec.contract.semantics import choices_of_formula
 
 from .mistaken import MISTAKEN
 from .test_declaring import attention, tf32
@@ -341,7 +341,7 @@ def test_a_diagnosis_is_passed_from_the_test_to_the_report() -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda operation: operation.name)
 def test_every_choice_of_a_formula_has_a_sentence(operation: Operation) -> None:
-    choices = {(question, choice) for question in asked_by_formula(operation) for choice in QUESTIONS[question].choices}
+    choices = {(question, choice) for question, known in choices_of_formula(operation).items() for choice in known}
     assert choices <= VISIBLE_EFFECTS.keys()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attnspec.spec import OPERATIONS, Kind, Leaf, Operation, Option
+from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.contract.tree import Branch, build_tree
 
 _SIZES = (
@@ -82,6 +83,16 @@ def draw_arguments(
     if "sigma" in drawn:
         np.abs(drawn["sigma"], out=drawn["sigma"])
     return drawn
+
+
+def without_keys_for_first_query(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Mask all keys of the first query, or of the only one; sinks, which every query attends to, are left out."""
+    changed = {x: v for x, v in arguments.items() if operation.parts.get(x) is not ScoreEffect.SINK}
+    for leaf in operation.masks.values():
+        mask = changed[leaf.path].copy()
+        mask[(..., 0, slice(None)) if len(leaf.core) > 1 else ...] = False
+        changed[leaf.path] = mask
+    return changed
 
 
 def largest_integer(operation: Operation, path: str, number: Callable[[str], int]) -> int:

@@ -31,6 +31,14 @@ def joint_mask(mask: np.ndarray | None, causal: bool, n: int, m: int) -> np.ndar
     return earlier if mask is None else mask & earlier
 
 
+def with_empty_rows_filled(mask: np.ndarray | None) -> np.ndarray | None:
+    """The mask (…, n, m); rows without attendable keys get all keys if `fully_masked` is "uniform"."""
+    if mask is None or choice("fully_masked") != "uniform":
+        return mask
+    filled: np.ndarray = mask | ~np.any(mask, axis=-1, keepdims=True)
+    return filled
+
+
 def beyond_diagonal(n: int, m: int) -> np.ndarray:
     """j − i for query i and key j, (n, m); j − i − (m − n) if causal masks are aligned bottom right."""
     offset = m - n if choice("causal_alignment") == "bottom-right" else 0

@@ -1,16 +1,37 @@
 """Normalization of scores: softmax over the attendable keys, its logarithm, and division by their number."""
 
+from collections.abc import Callable
+from functools import wraps
+from typing import TypeVar, cast
+
 import numpy as np
 from jaxtyping import Bool, Float
 
+from attnspec.reference.defining.choices import choice
 from attnspec.reference.defining.definition import defines
 from attnspec.reference.defining.overriding import overridable
+from attnspec.reference.masking import with_empty_rows_filled
 from attnspec.spec.normalization import MeanNormalization, Softmax
 
 __all__ = ["mean_normalization", "softmax"]
 
+F = TypeVar("F", bound=Callable[..., np.ndarray])
+
+
+def averages_empty_rows(softmax: F) -> F:
+    """Extend a softmax to rows without attendable keys: equal weights if `fully_masked` is "uniform"."""
+
+    @wraps(softmax)
+    def as_declared(scores: np.ndarray, *, mask: np.ndarray | None = None) -> np.ndarray:
+        if mask is not None and choice("fully_masked") == "uniform":
+            scores = np.where(np.any(mask, axis=-1, keepdims=True), scores, 0)
+        return softmax(scores, mask=with_empty_rows_filled(mask))
+
+    return cast(F, as_declared)
+
 
 @defines(Softmax[np.ndarray])
+@averages_empty_rows
 @overridable
 def softmax(
     scores: Float[np.ndarray, "*#batch n m"], *, mask: Bool[np.ndarray, "*#batch #n #m"] | None = None

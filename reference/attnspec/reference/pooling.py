@@ -4,6 +4,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from attnspec.reference.defining.definition import defines
+from attnspec.reference.masking import with_empty_rows_filled
 from attnspec.reference.normalization import softmax
 from attnspec.reference.scoring import gaussian_scores
 from attnspec.spec.pooling import AttentionPooling, AveragePooling, NadarayaWatson
@@ -25,6 +26,7 @@ def average_pooling(
     value: Float[np.ndarray, "*#batch m d_v"], *, mask: Bool[np.ndarray, "*#batch #m"] | None = None
 ) -> Float[np.ndarray, "*batch d_v"]:
     """o = (1/|A|) Σ_{j∈A} vⱼ, the mean of the attendable values."""
+    mask = with_empty_rows_filled(mask)
     attendable = value if mask is None else np.where(mask[..., None], value, 0)
     full_mask = np.broadcast_to(True if mask is None else mask, attendable.shape[:-1])
     count = np.sum(full_mask, axis=-1, keepdims=True)
@@ -50,6 +52,7 @@ def pooled(weights: np.ndarray, value: np.ndarray, mask: np.ndarray | None) -> n
     Where: weights (*batch, n, m), 0 where masked; value (*batch, m, d_v); mask (*batch, n, m) or None; result
     (*batch, n, d_v).
     """
+    mask = with_empty_rows_filled(mask)
     if mask is None or np.all(np.isfinite(value)):
         return attention_pooling(weights, value)
     # A matrix product does not leave out a term of weight 0: 0·NaN and 0·∞ are NaN. A value that is not finite may be

@@ -8,15 +8,15 @@ import numpy as np
 
 from attnspec.conformance.explaining.candidates import Candidate
 from attnspec.conformance.explaining.probes import Probe
-from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.attendance import live_rows, with_feature_axes
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.laws.rows_without_keys import result_of_equal_weights
-from attnspec.spec.contract.semantics import QUESTIONS, asked_by_formula
+from attnspec.spec.contract.semantics import QUESTIONS, choices_of_formula
 
 VISIBLE_EFFECTS = {
     ("causal_alignment", "top-left"): "The causal mask is aligned at the top left",
     ("causal_alignment", "bottom-right"): "The causal mask is aligned at the bottom right",
+    ("fully_masked", "zero"): "Rows without attendable keys are 0",
     ("fully_masked", "uniform"): "Rows without attendable keys are the mean over all keys",
     ("fully_masked", "nan"): "Rows without attendable keys are NaN",
     ("no_keys", "nan"): "Without keys the result is NaN",
@@ -28,7 +28,6 @@ VISIBLE_EFFECTS = {
 """Sentences on the choices that a diagnosis may name; others change no finite numbers, or raise errors."""
 
 Formula = Callable[[Arguments], Results]
-Fill = Callable[[Arguments, tuple[int, ...]], Numbers]
 
 
 def choice_candidates(subject: Subject) -> Iterator[Candidate]:
@@ -52,27 +51,25 @@ def _of_results(formula: Formula) -> Callable[[Probe, Arguments], Results | None
 
 def _formulas(subject: Subject) -> Iterator[tuple[str, str, Formula]]:
     operation = subject.operation
-    for question in asked_by_formula(operation):
-        for choice in QUESTIONS[question].choices:
-            choices: dict[str, Any] = {question: choice}
-            yield question, choice, partial(subject.oracle_values, **choices)
+    for question, choices in choices_of_formula(operation).items():
+        for choice in choices:
+            chosen: dict[str, Any] = {question: choice}
+            yield question, choice, partial(subject.oracle_values, **chosen)
     # This question concerns operations that weigh keys once; in models, such as ``encoder_stack``, layers mix the rows.
     if QUESTIONS["attendable_nan"].concerns(operation) and operation.masks and len(operation.outputs) == 1:
-        uniform = partial(result_of_equal_weights, subject=subject)
-        yield "fully_masked", "uniform", partial(_with_empty_rows, subject, uniform)
-        yield "fully_masked", "nan", partial(_with_empty_rows, subject, lambda _, shape: np.full(shape, np.nan))
+        yield "fully_masked", "nan", partial(_nan_in_empty_rows, subject)
     if QUESTIONS["no_keys"].concerns(operation):
         yield "no_keys", "nan", partial(_nan_without_keys, subject)
 
 
-def _with_empty_rows(subject: Subject, fill: Fill, arguments: Arguments) -> Results:
-    """Return the formula's results with replaced rows without attendable keys; unchanged if there are no keys."""
+def _nan_in_empty_rows(subject: Subject, arguments: Arguments) -> Results:
+    """Return the formula's results, with NaN in rows without attendable keys; unchanged if there are no keys."""
     leaf, size = subject.operation.leading, subject.operation.query_size
     results = subject.oracle_values(arguments)
     result, live = results[leaf.path], live_rows(arguments, bottom_right=subject.semantics.bottom_right)
     if not arguments.keys_count or live.all():
         return results
-    return {leaf.path: np.where(with_feature_axes(live, leaf, size), result, fill(arguments.unordered(), result.shape))}
+    return {leaf.path: np.where(with_feature_axes(live, leaf, size), result, np.nan)}
 
 
 def _nan_without_keys(subject: Subject, arguments: Arguments) -> Results:

@@ -8,7 +8,6 @@ import numpy as np
 from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.rows_without_keys import with_even_weights
 
 
 class Expected(NamedTuple):
@@ -51,17 +50,18 @@ def _propagates(subject: Subject, arguments: Arguments) -> bool:
 
 
 def _with_empty_rows(subject: Subject, arguments: Arguments, results: Mapping[str, Expected]) -> dict[str, Expected]:
-    """Set rows without attendable keys to the declared NaN, or to results of equal weights."""
+    """Set rows without attendable keys to the declared NaN or average; other choices leave them open."""
     undefined = {path: np.isnan(x.value) for path, x in results.items()}
-    if not any(rows.any() for rows in undefined.values()) or subject.semantics.fully_masked not in ("nan", "uniform"):
-        return dict(results)  # declared to raise, or declared per masking method: left open
     if subject.semantics.fully_masked == "nan":
         return {path: x._replace(nan=undefined[path]) for path, x in results.items()}
-    of_equal_weights = subject.oracles(with_even_weights(arguments.unordered()))
+    # Under a causal mask, no declaration tells which keys an average includes.
+    if subject.semantics.fully_masked != "uniform" or arguments.unordered() is not arguments:
+        return dict(results)
+    averages = subject.normative_oracles(arguments)
     return {
         path: Expected(
-            np.where(undefined[path], of_equal_weights[path].value, x.value),
-            np.where(undefined[path], of_equal_weights[path].budget, x.budget),
+            np.where(undefined[path], averages[path].value, x.value),
+            np.where(undefined[path], averages[path].budget, x.budget),
         )
         for path, x in results.items()
     }

@@ -105,7 +105,7 @@ def live_rows(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:
 def rows_with_keys(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:
     """Queries with an attendable key of every kind: (*batch, n), or (*batch) without n."""
     live: Numbers = np.ones((), bool)
-    for keys in arguments.operation.masks:
+    for keys in arguments.operation.emptying_masks:
         live = np.asarray(live & np.any(attendable(arguments, keys, bottom_right=bottom_right), axis=-1))
     return live
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.attendance import live_rows, with_feature_axes
+from attnspec.conformance.inputs.attendance import attendable, live_rows, with_feature_axes
 from attnspec.reference.budget import Judged
 from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.spec.contract.operation import Operation
@@ -49,6 +49,12 @@ def _exact_where_infinite(x: Judged) -> Judged:
     return replace(x, budget=np.where(exact, 0.0, x.budget)) if exact.any() else x
 
 
+def always_causal_keys(operation: Operation) -> str | None:
+    """Size of the masked keys of an operation that is always causal, such as `decoder_layer`; else None."""
+    keys = operation.causal[-1] if operation.causal and operation.flag is None else None
+    return keys if keys in operation.masks else None
+
+
 def with_unspecified(leaf: Leaf, result: Judged, arguments: Arguments, semantics: Semantics) -> Judged:
     """The oracle, with NaN and infinite budgets where a declared choice leaves elements unspecified."""
     operation = arguments.operation
@@ -60,6 +66,10 @@ def with_unspecified(leaf: Leaf, result: Judged, arguments: Arguments, semantics
         open_ = np.ones(shape, bool)
     elif semantics.fully_masked != "zero" and has_rows:
         live = live_rows(arguments, bottom_right=semantics.bottom_right)
+        keys = always_causal_keys(operation)
+        if keys is not None and semantics.fully_masked == "uniform" and not attendable(arguments, keys).any(-1).all():
+            # No declaration says which keys such an average includes, and in models later layers attend to the row.
+            live = np.zeros(live.shape, bool)
         open_ = np.broadcast_to(with_feature_axes(~live, leaf, query_size), shape)
     if not open_.any():
         return result

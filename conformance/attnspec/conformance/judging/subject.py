@@ -25,7 +25,7 @@ from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.precision import DEFAULTS, Precision
-from attnspec.spec.contract.semantics import QUESTIONS, Semantics, asked_by_formula
+from attnspec.spec.contract.semantics import QUESTIONS, Semantics, choices_of_formula
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import Kind, Leaf, Option, StructureError, as_tuple, build_tree
 
@@ -295,8 +295,9 @@ class Subject(Comparisons):
     @property
     def choices(self) -> dict[str, str]:
         """Declared choices that differ from the normative ones and affect the formula."""
-        declared = {question: getattr(self.semantics, question) for question in asked_by_formula(self.operation)}
-        return {question: x for question, x in declared.items() if x != QUESTIONS[question].normative}
+        choices = choices_of_formula(self.operation)
+        declared = {question: getattr(self.semantics, question) for question in choices}
+        return {q: x for q, x in declared.items() if x in choices[q] and x != QUESTIONS[q].normative}
 
     def formula(self, choices: Mapping[str, str] | None = None) -> Callable[..., Any]:
         """The reference of this operation under ``choices``, by default the declared ones."""

@@ -2,47 +2,24 @@
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.checks import checks
+from attnspec.conformance.judging.left_open import always_causal_keys
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import live_rows, pooled_rows, sample, wide
+from attnspec.conformance.laws.common import live_rows, sample, wide
 from attnspec.conformance.laws.gradients import gradients_match
-from attnspec.spec.contract.axes import ScoreEffect
+from attnspec.reference.budget import Judged
 from attnspec.spec.laws import masking as law
 
 QUERIES = 40
 """Number of queries, more than a tile of 16 or 32 has."""
 
 
-def result_of_equal_weights(arguments: Arguments, shape: tuple[int, ...], subject: Subject) -> Numbers:
-    """The result with equal weights for all keys, masked keys included."""
-    operation = arguments.operation
-    # These conditions select ``self_attention``: its input gives the scores and is averaged, so it must not become 0.
-    if operation.pooled and not operation.scores_scale_with and operation.attends_to_itself:
-        return np.broadcast_to(wide(pooled_rows(arguments)).mean(-2, keepdims=True), shape)
-    return np.broadcast_to(subject.oracle_values(with_even_weights(arguments))[operation.leading.path], shape)
-
-
-def with_even_weights(arguments: Arguments) -> Arguments:
-    """The call without masks and with scores of 0.
-
-    Arguments with which all scores scale become 0, such as the query of dot products; without any, queries and added
-    terms do, as in ``grouped_query_attention``. In stacks of layers this changes more than scores.
-    """
-    operation = arguments.operation
-    score_terms = {path for path, part in operation.parts.items() if part in (ScoreEffect.BIAS, ScoreEffect.SLOPES)}
-    zeroed_paths = set(operation.scores_scale_with) or {leaf.path for leaf in operation.queries} | score_terms
-    zeroed = {leaf.path: np.zeros_like(x) for leaf, x in arguments.floats if leaf.path in zeroed_paths}
-    return arguments.replaced(zeroed).without_masks()
-
-
-def equals_average(rows: Numbers, average: Numbers, subject: Subject) -> Numbers:
-    """Mask of the numbers that equal ``average``, up to roundings."""
-    # No budget covers rows without keys: the oracle has the normative result there, or leaves them open.
-    coarse_unit = max(subject.precision.accumulation, subject.precision.output, subject.precision.operand)
-    near: Numbers = np.abs(rows - average) <= 64 * coarse_unit * max(float(np.abs(average).max(initial=0.0)), 1.0)
-    return near
+def oracle_of_averages(arguments: Arguments, subject: Subject) -> Judged:
+    """The leading result if rows without attendable keys weigh all keys equally."""
+    choices = {**subject.choices, "fully_masked": "uniform"}
+    return subject.normative_oracles(arguments, choices=choices)[subject.operation.leading.path]
 
 
 @checks(law.ROWS_WITHOUT_KEYS_AS_DECLARED)
@@ -64,7 +41,9 @@ def rows_without_keys_as_declared(subject: Subject, arguments: Arguments, rng: n
 def _judge_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator, declared: str) -> bool:
     """Judge a call per mask in which some rows have no keys; False without rows."""
     tried = False
-    for keys, leaf in subject.operation.masks.items():
+    for keys, leaf in subject.operation.emptying_masks.items():
+        if declared == "uniform" and keys == always_causal_keys(subject.operation):
+            continue
         shape = mask_shape(arguments, keys)
         if not np.prod(shape):
             continue
@@ -83,8 +62,9 @@ def _judge_empty_rows(subject: Subject, arguments: Arguments, declared: str) -> 
     if declared == "nan":
         expected, correct = np.where(empty, np.nan, got), np.isnan(got) == empty
     else:
-        expected = np.where(empty, result_of_equal_weights(arguments, got.shape, subject), got)
-        correct = np.isfinite(got) & (~empty | equals_average(got, expected, subject))
+        average = oracle_of_averages(arguments, subject)
+        expected = np.where(empty, average.value, got)
+        correct = np.isfinite(got) & (np.abs(got - expected) <= average.budget)
     if correct.all():
         return
     index = tuple(int(i) for i in np.argwhere(~correct)[0])
@@ -108,8 +88,7 @@ def uniform_rows(subject: Subject, arguments: Arguments, rng: np.random.Generato
         return False
     live = live_rows(subject, masked)
     cotangents = {path: np.where(live, x.dtype.type(0), x) for path, x in subject.cotangents(sampled, rng).items()}
-    # Backends normalize equal weights too, so budgets are those of a call without masks.
-    expected = subject.gradients(with_even_weights(sampled), cotangents)
+    expected = subject.gradients(masked, cotangents)
     value_paths = [leaf.path for leaf in subject.operation.attended if leaf.path in subject.operation.linear]
     gradients = subject.vjp(masked, cotangents)
     of_values = {path: expected[path] for path in value_paths if path not in subject.operation.scores_scale_with}

@@ -17,6 +17,7 @@ from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.checks import Function, checks
 from attnspec.conformance.judging.comparison import number_text
 from attnspec.conformance.judging.foreign_calls import Raised
+from attnspec.conformance.judging.left_open import always_causal_keys
 from attnspec.conformance.judging.observations import (
     OTHER,
     WAY_BY_DESCRIPTION,
@@ -28,11 +29,10 @@ from attnspec.conformance.judging.observations import (
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import live_rows, sample, wide, with_feature_axes
-from attnspec.conformance.laws.rows_without_keys import equals_average, result_of_equal_weights
+from attnspec.conformance.laws.rows_without_keys import oracle_of_averages
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import CAUSAL
 from attnspec.spec.contract.semantics import ENCODINGS, QUESTIONS, spelled
-from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import Leaf, as_tuple
 from attnspec.spec.laws.semantics import SEMANTICS
 
@@ -113,7 +113,9 @@ def probes(question: str) -> Callable[[Probe], Probe]:
 def fully_masked(subject: Subject, rng: np.random.Generator) -> Observations:
     """Mask all keys of some rows, then of all rows, with masks of every shape."""
     seen: Observations = []
-    for (i, sampled), keys in product(enumerate(samples(subject, rng)), subject.operation.masks):
+    for (i, sampled), keys in product(enumerate(samples(subject, rng)), subject.operation.emptying_masks):
+        if subject.semantics.fully_masked == "uniform" and keys == always_causal_keys(subject.operation):
+            continue  # no declaration says which keys the average of an always causal row includes
         for way, shape in _encodings(sampled, keys, subject, all_kinds=i == 0 and not _probes_once(subject)):
             some_rows = rng.random(shape) < 0.6
             # A row that all queries share is masked in the first batch element only.
@@ -158,9 +160,10 @@ def _encodings(
 def _observe_empty_rows(got: Numbers, empty: Numbers, masked: Arguments, subject: Subject) -> Observation:
     """The choice that rows without keys show; errors in other rows are a violation."""
     rows = got[empty]
-    if (rows == 0).all() and (_unbudgeted_result(masked, subject)[empty] == 0).all():
+    zero = {"fully_masked": "zero"}
+    if (rows == 0).all() and (subject.oracle_values(masked, **zero)[subject.operation.leading.path][empty] == 0).all():
         return Observation("zero", masked)
-    normative = subject.normative_oracle(masked)
+    normative = subject.normative_oracles(masked, choices={**subject.choices, **zero})[subject.operation.leading.path]
     expected, budget = normative.value[empty], normative.budget[empty]
     # Layers add their input and round, so budgets apply; attention alone is exactly 0.
     is_zero = (rows == 0).all() if (expected == 0).all() else (np.abs(rows - expected) <= budget).all()
@@ -168,8 +171,9 @@ def _observe_empty_rows(got: Numbers, empty: Numbers, masked: Arguments, subject
         return Observation("zero", masked)
     if np.isnan(rows).all():
         return Observation("nan", masked)
-    average = result_of_equal_weights(masked, got.shape, subject)[empty]
-    if equals_average(rows, average, subject).all():
+    oracle = oracle_of_averages(masked, subject)
+    average = oracle.value[empty]
+    if (np.abs(rows - average) <= oracle.budget[empty]).all():
         return Observation("uniform", masked)
     _demand_right_results(subject, masked.without_masks(), "fully_masked")
     title = "fully_masked cannot be determined: in rows with attendable keys, the result"
@@ -186,12 +190,6 @@ def _demand_right_results(subject: Subject, arguments: Arguments, question: str)
     got, oracle = subject.call(arguments), subject.normative_oracle(arguments)
     title = f"{question} cannot be determined: where it plays no part, the result"
     subject.demand_match(got, oracle.value, oracle.budget, arguments, title)
-
-
-def _unbudgeted_result(arguments: Arguments, subject: Subject) -> Numbers:
-    """The formula's leading result without a budget, which is faster."""
-    leading_results = results(arguments.operation, subject.formula()(**arguments.values_by_name))
-    return np.asarray(next(x for leaf, x in leading_results if leaf.path == arguments.operation.leading.path))
 
 
 @probes("no_keys")

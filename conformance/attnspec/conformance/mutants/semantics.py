@@ -24,6 +24,7 @@ from attnspec.spec.positional import SinusoidalPositionalEncoding
 from attnspec.spec.recurrent import GRUCell, GRUParameters
 from attnspec.spec.scoring import DotScores
 from attnspec.spec.seq2seq import BahdanauContext
+from attnspec.spec.transformer import EncoderStack
 
 
 @mutant(
@@ -101,7 +102,7 @@ def nan_while_short(correct: Formulas, scores: Numbers, mask: Numbers) -> Number
 @mutant(
     "rows without keys uniform over every second key, declared uniform",
     replaces="mask_scores",
-    operations=(ScaledDotProductAttention, NadarayaWatson),
+    operations=(ScaledDotProductAttention, NadarayaWatson, EncoderStack),
     declares={"fully_masked": "uniform"},
     breaks=("masking.rows-without-keys-as-declared",),
     source="keys beyond the last attendable one are not loaded",

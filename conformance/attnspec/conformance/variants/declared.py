@@ -14,11 +14,21 @@ from attnspec.spec.positional import SinusoidalPositionalEncoding
 from attnspec.spec.recurrent import GRU, BidirectionalGRU, GRUCell, GRUParameters, StackedGRU
 from attnspec.spec.scoring import DotScores
 from attnspec.spec.seq2seq import BahdanauContext
+from attnspec.spec.transformer import CachedDecoderStep, DecoderLayer, DecoderOnly, EncoderStack
 
 
 @variant(
     "fully masked rows are uniform, declared",
-    operations=(Softmax, ScaledDotProductAttention, BahdanauContext, GroupedQueryAttention),
+    operations=(
+        Softmax,
+        ScaledDotProductAttention,
+        BahdanauContext,
+        GroupedQueryAttention,
+        EncoderStack,
+        DecoderLayer,
+        CachedDecoderStep,
+        DecoderOnly,
+    ),
     declares={"fully_masked": "uniform"},
 )
 class Uniform(Formulas):

@@ -234,6 +234,15 @@ class Operation:
         """Mask by size of keys; a decoder has one for its targets and one for its memory."""
         return {keys: matches[0] for keys in self.sizes_of(Axis.KEY) if (matches := self._masking(keys))}
 
+    @cached_property
+    def emptying_masks(self) -> dict[str, Leaf]:
+        """Masks that can leave a row without keys, by size of keys.
+
+        A call that appends its own position to the keys always attends to it, as `cached_decoder_step` does.
+        """
+        factors = {factor for leaf in self.outputs for dim in leaf.core for factor in dim.factors}
+        return {keys: leaf for keys, leaf in self.masks.items() if f"{keys}+1" not in factors}
+
     @property
     def mask(self) -> Leaf | None:
         """Mask of the keys that ``key_size`` counts; None without a mask."""

@@ -6,7 +6,8 @@ choice than the declared one.
 
 Each question names the law that observes the choice, and ``concerns``: a function that selects the operations which it
 is about. A choice that the reference's formulas read, such as the pairing of a rotary embedding, has none (except
-``causal_alignment``): there :func:`depends_on` marks the Protocols and records of parameters whose formulas read it.
+``causal_alignment`` and ``fully_masked``): there :func:`depends_on` marks the Protocols and records of parameters whose
+formulas read it.
 """
 
 from collections.abc import Callable, Mapping
@@ -83,12 +84,12 @@ def depends_on(question: str) -> Callable[[R], R]:
     return declared
 
 
-def asked_by_formula(operation: Operation) -> tuple[str, ...]:
-    """Questions on which an operation's formula depends, itself or by a record among its arguments."""
-    # The causal alignment is the only choice that formulas read although it has ``concerns``.
+def choices_of_formula(operation: Operation) -> dict[str, tuple[str, ...]]:
+    """Choices that the formula of an operation can follow, by question."""
     types = {operation.protocol, *(n.build for n in walk(operation.call) if isinstance(n, Branch))}
-    declared = tuple(question for question, records in _DEPENDENT.items() if records & types)
-    return ("causal_alignment", *declared) if _aligns(operation) else declared
+    questions = (["causal_alignment"] if _aligns(operation) else []) + [q for q, x in _DEPENDENT.items() if x & types]
+    choices = {question: QUESTIONS[question].choices for question in questions}
+    return {**choices, "fully_masked": ("zero", "uniform")} if operation.masks else choices
 
 
 def _masked(operation: Operation) -> bool:
@@ -236,7 +237,7 @@ def plain(choice: Any) -> Any:
 
 
 def _question(f: "Field[Any]") -> Question:
-    concerns = f.metadata["concerns"] or (lambda operation: f.name in asked_by_formula(operation))
+    concerns = f.metadata["concerns"] or (lambda operation: f.name in choices_of_formula(operation))
     law = f.metadata["law"] or f"semantics.{f.name}"
     choices = get_args(f.type)
     return Question(f.name, f.metadata["statement"], choices, str(f.default), concerns, law, f.metadata["allowing"])

@@ -34,6 +34,12 @@ class Masking:
         size = max(n, m)
         return make(size, size, **options)[size - n :, size - m :]
 
+    def with_empty_rows_filled(self, mask: Numbers) -> Numbers:
+        """The mask; rows without attendable keys get all keys if "uniform" is chosen."""
+        if mask is None or choice("fully_masked") != "uniform":
+            return mask
+        return mask | ~np.any(mask, axis=-1, keepdims=True)
+
     def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
         """The mask joined with the causal mask if ``causal``; None if all keys are attendable."""
         if not causal:

@@ -6,6 +6,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct.arithmetic import Arithmetic, Numbers
 from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.reference.defining.choices import choice
 
 
 class Normalization(Arithmetic):
@@ -23,8 +24,13 @@ class Normalization(Arithmetic):
         return allowed & ~np.any(allowed & (plain != -np.inf), axis=-1, keepdims=True)
 
     def mask_scores(self, scores: Numbers, mask: Numbers) -> Numbers:
-        """Scores with −∞ at masked keys."""
-        return scores if mask is None else np.where(mask, scores, scores.dtype.type(-np.inf))
+        """Scores with −∞ at masked keys; rows without attendable keys as declared."""
+        if mask is None:
+            return scores
+        masked = np.where(mask, scores, scores.dtype.type(-np.inf))
+        if choice("fully_masked") != "uniform":
+            return masked
+        return np.where(np.any(mask, axis=-1, keepdims=True), masked, scores.dtype.type(0))
 
     def shift(self, scores: Numbers) -> Numbers:
         """Maximum of each row, to be subtracted before exp; 0 if it is −∞."""

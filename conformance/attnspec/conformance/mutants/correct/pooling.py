@@ -18,6 +18,7 @@ class Pooling(Masking, Normalization, Scoring):
 
     def pool(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
         """Weighted sums that leave out masked values, even NaN and ∞."""
+        mask = self.with_empty_rows_filled(mask)
         if mask is None or np.all(np.isfinite(value_of(value))):
             return self.attention_pooling(weights, value)
         terms = weights[..., :, :, None] * value[..., None, :, :]
@@ -25,6 +26,7 @@ class Pooling(Masking, Normalization, Scoring):
 
     def average_pooling(self, value: Numbers, *, mask: Numbers = None) -> Numbers:
         """Mean of the attendable values."""
+        mask = self.with_empty_rows_filled(mask)
         cleared = value if mask is None else np.where(mask[..., None], value, value.dtype.type(0))
         return np.sum(cleared, axis=-2) / self.count_keys(cleared.shape[:-1], mask, value.dtype)
 
