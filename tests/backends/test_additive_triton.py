@@ -394,11 +394,18 @@ def test_custom_operations_pass_opcheck() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiles_with_torch_compile() -> None:
+@pytest.mark.parametrize("masked", [False, True])
+def test_compiles_with_torch_compile(masked: bool) -> None:
     arguments = draw((2,), 5, 7, 4, 6, torch.float32)
-    compiled = torch.compile(lambda *x: operators.attention(*x, causal=True), backend="aot_eager", fullgraph=True)
+    mask = torch.ones(2, 5, 7, dtype=torch.bool, device=DEVICE).triu() if masked else None
+
+    def attention(*x: Tensor) -> Tensor:
+        result: Tensor = operators.attention(*x, mask=mask, causal=True)
+        return result
+
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
     leaves = [x.requires_grad_() for x in arguments]
-    outputs = compiled(*leaves), operators.attention(*leaves, causal=True)
+    outputs = compiled(*leaves), attention(*leaves)
     assert torch.equal(*outputs)
     got, wanted = (torch.autograd.grad(output.square().sum(), leaves) for output in outputs)
     assert all(torch.equal(x, y) for x, y in zip(got, wanted, strict=True))

@@ -4,6 +4,7 @@ Nothing here synchronises with the device, so that every launch can be captured 
 """
 
 import contextlib
+import math
 import os
 import warnings
 from dataclasses import dataclass
@@ -186,9 +187,9 @@ def compact_mask(mask: Tensor, batch: tuple[int, ...], n: int, m: int) -> tuple[
     for cut in range(len(batch), -1, -1):
         outer, inner = mask_batch[:cut], mask_batch[cut:]
         if all(part in ((1,) * len(part), full) for part, full in ((outer, batch[:cut]), (inner, batch[cut:]))):
-            sizes = (int(np.prod(outer, dtype=int)), int(np.prod(inner, dtype=int)))
-            return mask.reshape(*sizes, *mask.shape[-2:]), int(np.prod(batch[cut:], dtype=int))
-    size = int(np.prod(batch, dtype=int))
+            sizes = (math.prod(outer), math.prod(inner))
+            return mask.reshape(*sizes, *mask.shape[-2:]), math.prod(batch[cut:])
+    size = math.prod(batch)
     return mask.expand(*batch, *mask.shape[-2:]).reshape(size, 1, *mask.shape[-2:]), 1
 
 
