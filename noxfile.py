@@ -7,6 +7,7 @@ every installation, except in ``minimums``, which makes its own constraints.
 import os
 import re
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -245,6 +246,26 @@ def bench(session: nox.Session) -> None:
     """Measure the PyTorch backend against PyTorch's own ways (``python -m benchmarks``'s arguments)."""
     install_project(session, extras="bench,triton")
     session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Check the PyTorch backend on a GPU (``python -m benchmarks.gpu``'s arguments); ``-- --dry-run`` needs none.
+
+    ``nox --no-venv`` takes the environment at hand, without installing anything. ``ATTNSPEC_WHEELS`` names a folder of
+    wheels that replaces the package index. Nothing is constrained, since ``constraints.txt`` has PyTorch without CUDA.
+    """
+    if session.venv_backend == "none":
+        folders = [str(ROOT / portion) for portion in ("spec", "reference", "backends", "conformance")]
+        session.env["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+        session.run(sys.executable, "-m", "benchmarks.gpu", *session.posargs, external=True)
+        return
+    wheels = os.environ.get("ATTNSPEC_WHEELS")
+    source = ["--no-index", "--find-links", str(Path(wheels).resolve())] if wheels else []
+    session.env.update(PYTHONPATH=None, PYTHONDONTWRITEBYTECODE=None)
+    session.install("-q", *source, *PROJECT["build-system"]["requires"], "editables")
+    session.install("-q", *source, "--no-build-isolation", "-e", ".[cpu,triton]")
+    session.run("python", "-m", "benchmarks.gpu", *session.posargs)
 
 
 @nox.session

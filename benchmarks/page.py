@@ -50,9 +50,9 @@ def markdown(run: Run, *, pictures: Collection[str] = ()) -> str:
         f"`{FILE}` has a line for each measurement, with quartiles, first call and error;",
         "`python -m benchmarks report FOLDER` prints first calls and rates too, and draws a picture of every suite.",
         "",
-        *_table([("threads", *RATES), *_ceilings(run)]),
+        *markdown_table([("threads", *RATES), *_ceilings(run)]),
         "",
-        *_table(list(summary(run))),
+        *markdown_table(list(summary(run))),
     ]
     for suite in dict.fromkeys(m.suite for m in run.measurements):
         part = replace(run, measurements=[m for m in run.measurements if m.suite == suite])
@@ -62,13 +62,14 @@ def markdown(run: Run, *, pictures: Collection[str] = ()) -> str:
         if constant_sizes := constants(part):
             lines += [f"{constant_sizes}.", ""]
         lines += [f"The ceiling is {CEILING_NOTES[suite]}", ""] if suite in CEILING_NOTES else []
-        lines += _table(list(rows(part)))
+        lines += markdown_table(list(rows(part)))
         if untimed := [f"- {reason}" for reason in reasons(part)]:
             lines += ["", "Not timed:", "", *untimed]
     return "\n".join(lines) + "\n"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table; the first row is its header."""
     header, *others = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return [header, "|" + "---|" * len(rows[0]), *others]
 

@@ -12,9 +12,9 @@ from attnspec.backends.pytorch import nn
 from benchmarks import exact
 from benchmarks.case import FORWARD, OURS, PASSES, WITH_BACKWARD, Call, Case, Subject, forward, forward_backward
 from benchmarks.suites.multihead import heads
-from benchmarks.suites.settings import Inputs, Settings
+from benchmarks.suites.settings import Inputs, Settings, suffix
 
-BATCH, HEADS, WIDTH, HIDDEN = 4, 8, 256, 1024
+BATCH, HEADS, WIDTH = 4, 8, 256
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Layer:
     """Formula of the input and our module's weights, in order."""
     work: Callable[[int], float]
     """Floating-point operations of one forward pass over n positions."""
+    width: int = WIDTH
 
 
 def cases(settings: Settings) -> Iterator[Case]:
@@ -69,21 +70,23 @@ class Alone(torch.nn.Module):
         return self.attention(x, x, x)
 
 
-def encoder_layer(device: str) -> Layer:
-    """Encoder layer of a transformer."""
+def encoder_layer(device: str, width: int = WIDTH, dtype: torch.dtype = torch.float32) -> Layer:
+    """Encoder layer of a transformer, whose hidden layer is four times as wide."""
     torch.manual_seed(0)
-    ours = nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, device=device)
+    hidden = 4 * width
+    ours = nn.TransformerEncoderLayer(width, HEADS, hidden, device=device, dtype=dtype)
     theirs = ours.to_torch()
     for bias in (theirs.self_attn.in_proj_bias, theirs.self_attn.out_proj.bias):
         bias.requires_grad_(False)
 
     def rearrange(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         joined, w_o, w_1, b_1, w_2, b_2, *norms = gradients
-        return [*joined.view(3, HEADS, WIDTH // HEADS, WIDTH), w_o, *norms[:2], w_1, b_1, w_2, b_2, *norms[2:]]
+        return [*joined.view(3, HEADS, width // HEADS, width), w_o, *norms[:2], w_1, b_1, w_2, b_2, *norms[2:]]
 
     return Layer(
         ours, theirs, lambda x: theirs(x), rearrange, encoded,
-        lambda n: BATCH * n * (8.0 * WIDTH**2 + 4.0 * WIDTH * HIDDEN) + 4.0 * BATCH * n * n * WIDTH,
+        lambda n: BATCH * n * (8.0 * width**2 + 4.0 * width * hidden) + 4.0 * BATCH * n * n * width,
+        width,
     )  # fmt: skip
 
 
@@ -130,8 +133,8 @@ def attended(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> T
 def encoded(x: Tensor, *weights: Tensor) -> Tensor:
     """Encoder layer by its formula."""
     gain, bias, w_1, b_1, w_2, b_2, last_gain, last_bias = weights[4:]
-    y = F.layer_norm(x + attended(x, *weights[:4]), (WIDTH,), gain, bias)
-    return F.layer_norm(y + F.linear(F.linear(y, w_1, b_1).relu(), w_2, b_2), (WIDTH,), last_gain, last_bias)
+    y = F.layer_norm(x + attended(x, *weights[:4]), gain.shape, gain, bias)
+    return F.layer_norm(y + F.linear(F.linear(y, w_1, b_1).relu(), w_2, b_2), last_gain.shape, last_gain, last_bias)
 
 
 def lstm_states(x: Tensor, *weights: Tensor) -> Tensor:
@@ -149,8 +152,9 @@ def lstm_states(x: Tensor, *weights: Tensor) -> Tensor:
 def case(settings: Settings, n: int, name: str, layer: Layer, mode: str) -> Case:
     """Case of one layer at one size."""
     draw = Inputs(settings.device)
-    x, rows = draw.normal(BATCH, n, WIDTH), draw.rows(n)
     weights = [p.detach() for p in layer.ours.parameters()]
+    width, precision = layer.width, weights[0].dtype
+    x, rows = draw.normal(BATCH, n, width, dtype=precision), draw.rows(n)
 
     def make_layer_call(call: Callable[[Tensor], Tensor], module: torch.nn.Module, rearrange: Any) -> Call:
         if mode == FORWARD:
@@ -166,12 +170,12 @@ def case(settings: Settings, n: int, name: str, layer: Layer, mode: str) -> Case
         return exact.expected(rows_of, inputs, rows, batched=1, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=n)
 
     return Case(
-        "layers", name, mode, sizes={"B": BATCH, "n": n, "d": WIDTH}, size=n,
+        "layers", name + suffix(precision), mode, sizes={"B": BATCH, "n": n, "d": width}, size=n,
         work=layer.work(n) * PASSES[mode], unit="FLOP", ceiling="matmul",
         subjects=[
             Subject("torch.nn", lambda: make_layer_call(layer.call, layer.theirs, layer.rearrange)),
             Subject(OURS, lambda: make_layer_call(layer.ours, layer.ours, lambda gradients: gradients)),
         ],
         formula=formula, comparable=lambda results: exact.comparable(results, rows, batched=1),
-        baseline="torch.nn", shared=len(weights),
+        baseline="torch.nn", shared=len(weights), precision=precision,
     )  # fmt: skip

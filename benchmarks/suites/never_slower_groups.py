@@ -73,7 +73,8 @@ def case(suite: str, settings: Settings, size: tuple[int, int, int, int], dtype:
         def rows_of(row_indices: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             scores = (query[..., row_indices, :] @ key.mT) * d**-0.5
             if causal:
-                scores = scores.masked_fill(torch.arange(m) > torch.arange(n)[row_indices][:, None], -torch.inf)
+                keys = torch.arange(m, device=scores.device)
+                scores = scores.masked_fill(keys > row_indices[:, None], -torch.inf)
             return torch.softmax(scores, -1) @ value
 
         return exact.expected(

@@ -11,7 +11,7 @@ from attnspec.backends import pytorch
 from benchmarks import exact
 from benchmarks.case import ATTENTION_PASSES, FORWARD, OURS, WITH_BACKWARD, Case, Subject, make_call
 from benchmarks.suites.flexible import flexible
-from benchmarks.suites.settings import Inputs, Settings
+from benchmarks.suites.settings import Inputs, Settings, suffix
 
 HEADS, FEATURES = 8, 64
 MASKS = ("none", "causal", "boolean causal", "padding", "random")
@@ -45,11 +45,11 @@ def mask_of(name: str, batch: int, n: int, draw: Inputs) -> Tensor | None:
     return None
 
 
-def case(settings: Settings, n: int, name: str, mode: str) -> Case:
-    """Case of one size with one mask."""
+def case(settings: Settings, n: int, name: str, mode: str, dtype: torch.dtype = torch.float32) -> Case:
+    """Case of one size with one mask; its name has the dtype if that is not float32."""
     batch = 8 if n <= 1024 else 1
     draw = Inputs(settings.device)
-    inputs = tuple(draw.normal(batch, HEADS, n, FEATURES) for _ in range(3))
+    inputs = tuple(draw.normal(batch, HEADS, n, FEATURES, dtype=dtype) for _ in range(3))
     mask, causal, rows = mask_of(name, batch, n, draw), name == "causal", draw.rows(n)
 
     def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
     def restricted_to(label: str, backend: SDPBackend) -> Subject:
         return Subject(label, lambda: make_call(mode, restricted(backend), inputs))
 
-    def formula(dtype: torch.dtype) -> Sequence[Tensor]:
+    def formula(precision: torch.dtype) -> Sequence[Tensor]:
         first_mask = torch.ones(n, n, dtype=torch.bool, device=draw.device).tril() if causal else mask
         if first_mask is not None and first_mask.dim() == 4:
             first_mask = first_mask[:1]
@@ -85,11 +85,11 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
 
         one_head = [x[:1, :1] for x in inputs]  # all others are computed alike, and double precision is slow
         return exact.expected(
-            rows_of, one_head, rows, batched=3, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=512
+            rows_of, one_head, rows, batched=3, dtype=precision, backward=mode == WITH_BACKWARD, chunk=512
         )
 
     return Case(
-        "sdpa", name, mode, sizes={"B": batch, "heads": HEADS, "n": n, "m": n, "d": FEATURES}, size=n,
+        "sdpa", name + suffix(dtype), mode, sizes={"B": batch, "heads": HEADS, "n": n, "m": n, "d": FEATURES}, size=n,
         work=4.0 * batch * HEADS * n * n * FEATURES * ATTENTION_PASSES[mode], unit="FLOP", ceiling="matmul",
         subjects=[
             Subject(F_SDPA, lambda: make_call(mode, dispatched, inputs)),
@@ -98,5 +98,5 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
             Subject(OURS, lambda: make_call(mode, ours, inputs)),
         ],
         formula=formula, comparable=lambda results: exact.comparable([x[:1, :1] for x in results], rows, batched=3),
-        baseline=F_SDPA, gains=True,
+        baseline=F_SDPA, gains=True, precision=dtype,
     )  # fmt: skip

@@ -22,6 +22,11 @@ class Settings:
         return self.sizes or (quick if self.quick else usual)
 
 
+def suffix(dtype: torch.dtype) -> str:
+    """End of the name of a case in this dtype: empty for float32, else such as ``, bfloat16``."""
+    return "" if dtype is torch.float32 else f", {str(dtype).removeprefix('torch.')}"
+
+
 class Inputs:
     """Source of normal random tensors from one seed, on one device."""
 

@@ -1,0 +1,1 @@
+"""Checks of the backend for the first hour on a GPU: ``python -m benchmarks.gpu``."""

@@ -1,0 +1,110 @@
+"""Command line of the checks on a GPU: stages in processes of their own, within a time limit each."""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import report
+from benchmarks.gpu.check import FAIL, NOT_REACHED, Outcome
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Title of a stage, the function that returns its checks, and its environment variables."""
+
+    title: str
+    place: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+STAGES = (
+    Stage("a call of every kernel", "benchmarks.gpu.kernels:smoke_calls", {"CUDA_LAUNCH_BLOCKING": "1"}),
+    Stage("kernels against the formula", "benchmarks.gpu.kernels:borders"),
+    Stage("risks", "benchmarks.gpu.risks:checks"),
+    Stage("laws of additive and scaled dot-product attention", "benchmarks.gpu.laws:of_attention"),
+    Stage("laws of all operations", "benchmarks.gpu.laws:of_all"),
+    Stage("benchmarks", "benchmarks.gpu.speed:checks"),
+    Stage("hardware counters", "benchmarks.gpu.counters:checks"),
+)
+
+
+def main(arguments: Sequence[str] | None = None, stages: Sequence[Stage] = STAGES) -> int:
+    """Run the command; return 0 if all checks are ok, 1 if any is not, 2 without a CUDA device."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="Check the backend on a GPU.")
+    parser.add_argument("--stage", type=int, choices=range(len(stages)), action="append", help="only this stage")
+    parser.add_argument("--dry-run", action="store_true", help="without a GPU: everything once, at small sizes")
+    parser.add_argument("--seconds", type=float, default=530, help="time limit of a stage (default: 530)")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "benchmarks" / "results" / "gpu",
+        help="folder for gpu.json and README.md; keeps stages that are not run (default: benchmarks/results/gpu)",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    if not options.dry_run and not torch.cuda.is_available():
+        sys.stderr.write("benchmarks.gpu: expected a CUDA device; PyTorch finds none. --dry-run needs no GPU\n")
+        return 2
+    failed = False
+    for number in options.stage or range(len(stages)):
+        stage = stages[number]
+        print(f"stage {number}: {stage.title}", flush=True)
+        result = run_stage(stage, dry=options.dry_run, seconds=options.seconds)
+        report.write(options.output, number, result, dry=options.dry_run)
+        failed |= any(check["status"] in (FAIL, NOT_REACHED) for check in result["checks"])
+    print(f"{options.output / report.PAGE} and {report.FILE} have the results", flush=True)
+    return int(failed)
+
+
+def run_stage(stage: Stage, *, dry: bool, seconds: float) -> dict[str, Any]:
+    """Run a stage; return its title, machine, seconds, and the outcomes of all checks, even of those not reached."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "outcomes")
+        command = [sys.executable, "-m", "benchmarks.gpu.stage", stage.place, str(file), str(seconds), *["dry"] * dry]
+        end = _end_of(command, environment(stage, dry=dry), seconds)
+        lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
+    header, *finished = lines or [{"machine": {}, "checks": [stage.title]}]
+    missing = header["checks"][len(finished) :]
+    for i, name in enumerate(missing):
+        # A process that ended early was ended by the check that it was in.
+        late = end.startswith("time")
+        outcome = Outcome(
+            FAIL if not i and not late else NOT_REACHED, remark=end if late or not i else f"after {missing[0]!r}"
+        )
+        print(outcome.line(name), flush=True)
+        finished.append(asdict(outcome))
+    checks = [{"name": name, **outcome} for name, outcome in zip(header["checks"], finished, strict=True)]
+    seconds = round(time.monotonic() - start, 1)
+    return {"title": stage.title, "machine": header["machine"], "seconds": seconds, "checks": checks}
+
+
+def environment(stage: Stage, *, dry: bool) -> dict[str, str]:
+    """Variables of the process of a stage; a dry run interprets Triton's kernels on the CPU."""
+    interpreted = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if dry else {}
+    return {**os.environ, **stage.environment, **interpreted}
+
+
+def _end_of(command: Sequence[str], variables: Mapping[str, str], seconds: float) -> str:
+    """Run a command with its children, all of which end with it; return how it ended."""
+    process = subprocess.Popen(command, cwd=ROOT, env=variables, start_new_session=True)
+    try:
+        status = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return f"time limit of {seconds:g} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # of a stage whose processes have all ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return f"its process ended with status {status}"
