@@ -12,7 +12,8 @@ Formula = Callable[..., Tensor]
 def cotangent(out: Tensor) -> Tensor:
     """Cotangent of alternating signs, expanded from one row to save memory."""
     features = out.shape[-1]
-    return out.detach().new_tensor([1.0, -1.0]).repeat((features + 1) // 2)[:features].expand_as(out)
+    signs = torch.tensor([1.0, -1.0], dtype=out.dtype, device=out.device)
+    return signs.repeat((features + 1) // 2)[:features].expand_as(out)
 
 
 def expected(

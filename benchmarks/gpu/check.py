@@ -101,12 +101,11 @@ ERRORS = _errors()
 
 
 def outcomes(checks: Sequence[Check], context: Context) -> Iterator[Outcome]:
-    """Run the checks in order; after a failure, stop if the device no longer answers."""
-    for i, check in enumerate(checks):
+    """Run the checks in order; end after a failure after which the device no longer answers."""
+    for check in checks:
         result = _outcome_of(check, context)
         if result.status == FAIL and not context.answers():
-            yield replace(result, remark=f"{result.remark}; the device answers no later call")
-            yield from (Outcome(NOT_REACHED, remark=f"after {check.name!r}") for _ in checks[i + 1 :])
+            yield replace(result, remark=f"{result.remark}; the device answers no later call of this process")
             return
         yield result
 

@@ -68,26 +68,40 @@ def main(arguments: Sequence[str] | None = None, stages: Sequence[Stage] = STAGE
 
 
 def run_stage(stage: Stage, *, dry: bool, seconds: float) -> dict[str, Any]:
-    """Run a stage; return its title, machine, seconds, and the outcomes of all checks, even of those not reached."""
+    """Run a stage; return its title, machine, seconds, and the outcomes of all checks, even of those not reached.
+
+    After an illegal access, or the end of its process, a new process goes on with the next check.
+    """
     start = time.monotonic()
+    header: dict[str, Any] = {"machine": {}, "checks": [stage.title]}
+    outcomes: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "outcomes")
-        command = [sys.executable, "-m", "benchmarks.gpu.stage", stage.place, str(file), str(seconds), *["dry"] * dry]
-        end = _end_of(command, environment(stage, dry=dry), seconds)
-        lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
-    header, *finished = lines or [{"machine": {}, "checks": [stage.title]}]
-    missing = header["checks"][len(finished) :]
-    for i, name in enumerate(missing):
-        # A process that ended early was ended by the check that it was in.
-        late = end.startswith("time")
-        outcome = Outcome(
-            FAIL if not i and not late else NOT_REACHED, remark=end if late or not i else f"after {missing[0]!r}"
-        )
-        print(outcome.line(name), flush=True)
-        finished.append(asdict(outcome))
-    checks = [{"name": name, **outcome} for name, outcome in zip(header["checks"], finished, strict=True)]
-    seconds = round(time.monotonic() - start, 1)
-    return {"title": stage.title, "machine": header["machine"], "seconds": seconds, "checks": checks}
+        while len(outcomes) < len(header["checks"]):
+            left = max(seconds - (time.monotonic() - start), 0.0)
+            arguments = [stage.place, str(file), str(len(outcomes)), f"{left:g}", *["dry"] * dry]
+            command = [sys.executable, "-m", "benchmarks.gpu.stage", *arguments]
+            status = _status_of(command, environment(stage, dry=dry), left)
+            header, *finished = _lines(file) or [header]
+            outcomes += finished
+            names = header["checks"][len(outcomes) :]
+            if status is None:
+                ends = [Outcome(NOT_REACHED, remark=f"time limit of {seconds:g} s") for _ in names]
+            else:  # a process with another status than 0 was ended by the check that it was in
+                ends = [Outcome(FAIL, remark=f"its process ended with status {status}") for _ in names[: status != 0]]
+            for name, outcome in zip(names, ends, strict=False):
+                print(outcome.line(name), flush=True)
+                outcomes.append(asdict(outcome))
+    checks = [{"name": name, **outcome} for name, outcome in zip(header["checks"], outcomes, strict=True)]
+    duration = round(time.monotonic() - start, 1)
+    return {"title": stage.title, "machine": header["machine"], "seconds": duration, "checks": checks}
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """Read and remove the lines of a process; none if it ended before it wrote any."""
+    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
+    file.unlink(missing_ok=True)
+    return lines
 
 
 def environment(stage: Stage, *, dry: bool) -> dict[str, str]:
@@ -96,15 +110,14 @@ def environment(stage: Stage, *, dry: bool) -> dict[str, str]:
     return {**os.environ, **stage.environment, **interpreted}
 
 
-def _end_of(command: Sequence[str], variables: Mapping[str, str], seconds: float) -> str:
-    """Run a command with its children, all of which end with it; return how it ended."""
+def _status_of(command: Sequence[str], variables: Mapping[str, str], seconds: float) -> int | None:
+    """Run a command with its children, all of which end with it; return its status, None beyond the time limit."""
     process = subprocess.Popen(command, cwd=ROOT, env=variables, start_new_session=True)
     try:
-        status = process.wait(seconds)
+        return process.wait(seconds)
     except subprocess.TimeoutExpired:
-        return f"time limit of {seconds:g} s"
+        return None
     finally:
         with contextlib.suppress(ProcessLookupError):  # of a stage whose processes have all ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return f"its process ended with status {status}"

@@ -1,6 +1,7 @@
-"""Run of one stage in a process of its own: ``python -m benchmarks.gpu.stage MODULE:FUNCTION FILE SECONDS [dry]``.
+"""Run of one stage in a process: ``python -m benchmarks.gpu.stage MODULE:FUNCTION FILE FIRST SECONDS [dry]``.
 
-FILE gets a line of JSON with the machine and the names of the checks, then a line per check as soon as it is done.
+FILE gets a line of JSON with the machine and the names of all checks, then a line per check, from number FIRST on, as
+soon as it is done. After an illegal access the process ends early.
 """
 
 import json
@@ -19,15 +20,16 @@ from benchmarks.machine import described
 ROOT = Path(__file__).parents[2]
 
 
-def main(place: str, file: str, seconds: str, *dry: str) -> None:
-    """Run the checks that a function returns; print and write the outcome of each."""
+def main(place: str, file: str, first: str, seconds: str, *dry: str) -> None:
+    """Run the checks that a function returns, from a number on; print and write the outcome of each."""
     module, _, function = place.partition(":")
     context = Context("cpu" if dry else "cuda", bool(dry), float(seconds))
     checks = getattr(import_module(module), function)(context)
     with Path(file).open("w", encoding="utf-8", buffering=1) as lines:
         header = {"machine": described(context.device) | gpu(context), "checks": [check.name for check in checks]}
         lines.write(json.dumps(header) + "\n")
-        for check, outcome in zip(checks, outcomes(checks, context), strict=True):
+        checks = checks[int(first) :]
+        for check, outcome in zip(checks, outcomes(checks, context), strict=False):
             lines.write(json.dumps(asdict(outcome)) + "\n")
             print(outcome.line(check.name), flush=True)
 
