@@ -9,7 +9,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.judging.violation import OutsideDeclaration, Violation
+from attnspec.conformance.judging.violation import OutsideDeclaration, Reason, Violation
 
 CheckOutcome: TypeAlias = tuple[Violation | None, bool, float, int]
 """Violation or None, whether the law applies, error ratio, number of elements not judged."""
@@ -56,9 +56,35 @@ def first_violated(
     return None
 
 
+LASTING = "; afterwards a call that had worked raised, too, until the process was restarted"
+LASTING_HERE = (
+    "; afterwards a call that had worked raised, too, and this process cannot be restarted: run with --isolated"
+)
+"""Ends of messages on a raise that broke the backend's process."""
+
+
 def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int) -> CheckOutcome:
-    """Check one law on one example once, with the budgets chosen by ``subject.sampled``."""
+    """Check one law on one example once, with the budgets chosen by ``subject.sampled``.
+
+    After a raise that broke the backend's process, the check fails by that raise, even one that the law expects.
+    """
+    if subject.health.broken:
+        return None, False, 0.0, 0
     subject.ratio, subject.not_judged, subject.too_wide, subject.informative = 0.0, 0, 0, 0
+    subject.health.raised = subject.passed = None
+    outcome = _outcome(subject, check, arguments, seed)
+    raised = subject.health.raised
+    if raised is None or not subject.health.broke(subject.smallest_call, subject.operation.name):
+        subject.health.raised = None
+        return outcome
+    message, raised_at = raised
+    subject.health.raised = None
+    ending = LASTING_HERE if subject.health.broken else LASTING
+    lasting = Violation(message + ending, reason=Reason.RAISED, arguments=raised_at or arguments, lasting=True)
+    return lasting, True, subject.ratio, subject.not_judged
+
+
+def _outcome(subject: Subject, check: Check, arguments: Arguments, seed: int) -> CheckOutcome:
     rng = np.random.Generator(np.random.PCG64(stable_seed(seed, check.name)))
     try:
         applies = check.function(subject, arguments, rng)

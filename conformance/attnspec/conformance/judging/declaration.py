@@ -1,11 +1,12 @@
 """A backend's declaration, read once and validated."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
 from attnspec.conformance.judging.foreign_calls import printable
+from attnspec.conformance.judging.health import Health
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DeclaredPrecision
@@ -17,7 +18,11 @@ BY_DEVICE = "semantics", "precision"
 
 @dataclass(frozen=True)
 class Contract:
-    """A backend's validated declaration. ``origin`` is the name by which snippets load the backend."""
+    """A backend's validated declaration.
+
+    ``origin`` is the name by which snippets load the backend. ``health`` is no declaration: it is here because all that
+    call the backend share it.
+    """
 
     name: str
     operations: tuple[str, ...]
@@ -27,6 +32,7 @@ class Contract:
     differentiable: bool
     notes: Mapping[str, str]
     origin: str = ""
+    health: Health = field(default_factory=Health, compare=False, repr=False)
 
     @classmethod
     def of(cls, backend: Any, origin: str = "", device: str = "cpu") -> "Contract":

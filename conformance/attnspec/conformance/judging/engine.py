@@ -19,7 +19,7 @@ from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained, joined
 from attnspec.conformance.judging.profiles import CALLING_CHAPTERS, FORMULA, GRADIENT, STATE_LAWS, Effort, Profile
 from attnspec.conformance.judging.reduction import reduce_arguments, reduce_to_zeros
-from attnspec.conformance.judging.results import OWN_ERROR, TOO_WIDE, Result, Status
+from attnspec.conformance.judging.results import OWN_ERROR, TOO_WIDE, UNJUDGED, Result, Status
 from attnspec.conformance.judging.snippet import snippet, without_snippet
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
@@ -44,6 +44,14 @@ NOT_JUDGED = (
 
 MAX_EXTRA = 16
 """Most extra examples of the formula if those of the profile judge no number."""
+
+MAX_BREAKS = 16
+"""Restarts of a broken process after which a case is given up: each imports the backend again."""
+
+BROKEN_BEFORE = f"{UNJUDGED}an earlier call broke the process of the backend, which cannot be restarted: "
+BROKEN_OFTEN = f"{UNJUDGED}the operation was stopped after its calls had broken the process {MAX_BREAKS} times"
+FORMULA_BREAKS = f"{UNJUDGED}its calls break the process of the backend, with arrays on which {FORMULA} does so, too"
+"""Messages of laws without a verdict after raises that broke the backend's process."""
 
 NO_OUTCOME: CheckOutcome = (None, False, 0.0, 0)
 """Outcome of a check that ended with an error of attnspec."""
@@ -113,6 +121,7 @@ class _LawProgress:
 
     ``position`` is its index among all laws of the operation, selected or not: a selection changes no examples.
     ``failure`` holds the violated check, its arguments, the violation and the seed. Counts are as in ``Comparisons``.
+    ``formula_broke``: an example was skipped because a plain call with its arrays breaks the backend's process.
     """
 
     law: str
@@ -125,10 +134,16 @@ class _LawProgress:
     ratio: float = 0.0
     failure: tuple[Check, Arguments, Violation, int] | None = None
     own_error: str = ""
+    formula_broke: bool = False
 
     @property
     def undecided(self) -> bool:
         return self.failure is None and not self.own_error
+
+    @property
+    def breaks(self) -> bool:
+        """True if the law failed by a raise that broke the backend's process."""
+        return self.failure is not None and self.failure[2].lasting
 
 
 ViolatedLaws = dict[str, _LawProgress]
@@ -158,7 +173,22 @@ class _Run:
 
     @property
     def finished(self) -> bool:
-        return not self.undecided or (self.stop_at_first and any(p.failure for p in self.laws.values()))
+        stopped = self.stop_at_first and any(p.failure for p in self.laws.values())
+        return not self.undecided or stopped or self.given_up
+
+    @property
+    def given_up(self) -> bool:
+        """True if the backend's process is broken, or was restarted too often."""
+        return bool(self.subject.health.broken) or self.subject.health.breaks >= MAX_BREAKS
+
+    def formula_breaks(self, example: Example, arguments: Arguments) -> bool:
+        """Return whether the formula, which has broken the process, breaks it on this example."""
+        formula = self.laws.get(FORMULA)
+        if formula is None or formula.failure is None or not formula.breaks:
+            return False
+        self.mark(FORMULA, example)
+        violation, *_ = attempt_once(self.subject, formula.failure[0], arguments, example.seed)
+        return violation is not None and violation.lasting
 
     def includes(self, check: Check) -> bool:
         """Return whether the profile runs a check at this dtype.
@@ -176,6 +206,9 @@ class _Run:
         step = partial(attempt, self.subject, check, arguments, seed)
         outcome, progress.own_error = contained(f"checking {progress.law}", step, NO_OUTCOME)
         violation, applies, ratio, not_judged = outcome
+        if violation is not None and violation.lasting and self._formula_breaks_too(check, violation, seed):
+            progress.formula_broke = True
+            return
         progress.examples += applies
         progress.ratio = max(progress.ratio, ratio)
         progress.not_judged += not_judged
@@ -209,6 +242,28 @@ class _Run:
                 progress.ratio, progress.failure = max(progress.ratio, ratio), (formula, plain, failure, seed)
                 self.violated[formula_law] = progress
                 return
+
+    def _formula_breaks_too(self, check: Check, violation: Violation, seed: int) -> bool:
+        """Fail the formula, not the law, if a plain call breaks the process, too.
+
+        The call has the arrays of the law's lasting raise.
+        """
+        plain = self._plain_call(violation.arguments)
+        for formula_law in (FORMULA, GRADIENT) if check.law.gradients else (FORMULA,):
+            progress = self.laws.get(formula_law)
+            if plain is None or progress is None:
+                continue
+            if formula_law == check.law.id:
+                return False
+            self.mark(formula_law, f"the arrays on which {check.law.id} fails")
+            formula = progress.checks[0]
+            failure, *_ = attempt_once(self.subject, formula, plain, seed)
+            if failure is not None and failure.lasting:
+                if progress.failure is None:
+                    progress.failure = (formula, plain, failure, seed)
+                    self.violated[formula_law] = progress
+                return True
+        return False
 
     def _plain_call(self, arguments: Arguments | None) -> Arguments | None:
         """A copy of the arguments without cached results, on which the formula can be judged.
@@ -272,6 +327,10 @@ def judge(
         else:
             law_checks = tuple(check for check in CHECKS[law] if check.concerns(OPERATIONS[case.operation]))
             run.laws[law] = violated.get(law) or _LawProgress(law, law_checks, positions[law])
+    # Without a restart, a lasting raise is recognised only by a call that worked before.
+    if device != "cpu" and subject.health.restart is None:
+        mark(FORMULA, "a call with the smallest arrays")
+        subject.health.try_smallest(subject.smallest_call)
     explore = partial(_explore, run, stable_seed(seed, case.operation, case.dtype))
     _, own_error = contained(f"judging {case.id}", explore, None)
     for law, progress in run.laws.items():
@@ -351,13 +410,17 @@ def _check_example(run: _Run, example: Example, index: int, *, first: bool = Fal
             progress.own_error = note
         return None
     arguments, usable = candidate
-    for progress in run.undecided:
+    # Other laws call the backend with the same arrays: they would only repeat the formula's violation.
+    usable = usable and not run.formula_breaks(example, arguments)
+    # The formula comes first: a call that breaks the process is blamed on it if it is the formula's own.
+    for progress in sorted(run.undecided, key=lambda p: p.law != FORMULA):
         for check in progress.checks:
             always = check.ensemble and subject.dtype in NARROW
             due = first if check.once else usable and (always or run.effort.due(progress.law, index, progress.position))
             if due and run.includes(check) and progress.undecided:
                 run.mark(progress.law, example)
                 run.check(progress, check, arguments, example.seed)
+                usable = usable and not (progress.law == FORMULA and progress.breaks)
     return arguments if usable else None
 
 
@@ -393,6 +456,11 @@ def _verdict(run: _Run, case: Case, law: str, progress: _LawProgress) -> Result:
     )
     if progress.own_error:
         return replace(result, status=Status.LOST, reason=OWN_ERROR, message=progress.own_error)
+    skipped = progress.formula_broke and not progress.examples
+    if progress.failure is None and (skipped or run.given_up):
+        health = run.subject.health
+        message = FORMULA_BREAKS if skipped else f"{BROKEN_BEFORE}{health.broken}" if health.broken else BROKEN_OFTEN
+        return replace(result, status=Status.LOST, message=message)
     if progress.failure is None:
         if law == FORMULA and progress.examples and not progress.informative:
             return replace(result, status=Status.LOST, reason=TOO_WIDE, message=NOT_JUDGED.format(progress.too_wide))
@@ -438,9 +506,18 @@ def _smallest(
     run: _Run, check: Check, arguments: Arguments, violation: Violation, seed: int
 ) -> tuple[Arguments, Violation, str]:
     """The smallest violating input, or the original one if a second call shows no violation."""
+    if run.subject.health.broken:
+        return arguments, violation, ""
     run.mark(check.law.id, "checking the counterexample once more")
     repeated_violation, *_ = attempt(run.subject, check, arguments.replaced({}), seed)
     if repeated_violation is None:
         return arguments, violation, NOT_REPRODUCED
     reduction = reduce_to_zeros if check.once else reduce_arguments
-    return *reduction(run.subject, check, arguments, violation, seed, run.mark), ""
+    smaller, found = reduction(run.subject, check, arguments, violation, seed, run.mark)
+    if violation.lasting and run.subject.health.restart is not None:
+        # Earlier candidates may have prepared the raise of the last one.
+        run.subject.health.restart()
+        again, *_ = attempt(run.subject, check, smaller.replaced({}), seed)
+        if again is None or not again.lasting:
+            return arguments, violation, ""
+    return smaller, found, ""

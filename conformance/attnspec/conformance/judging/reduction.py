@@ -13,11 +13,9 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, keep, take
 from attnspec.conformance.inputs.corners import multiply_adds
-from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.heads import (
     heads_and_features,
     heads_divide_width,
-    with_divided_heads,
     with_first_heads,
 )
 from attnspec.conformance.judging.attempt import attempt
@@ -70,7 +68,9 @@ class Search:
             return False  # the second layer of ``stacked_lstm`` cannot come first: it takes inputs of another width
         self.mark(self.check.law.id, "reducing the counterexample")
         violation = self.failure(candidate)
-        if violation is None or violation.reason != self.violation.reason or violation.difference < self.min_difference:
+        if violation is None or violation.difference < self.min_difference:
+            return False
+        if (violation.reason, violation.lasting) != (self.violation.reason, self.violation.lasting):
             return False
         self.best, self.violation = candidate, violation
         return True
@@ -126,13 +126,8 @@ def reduce_to_zeros(
 
 def reduce_search_to_zeros(search: Search) -> tuple[Arguments, Violation]:
     """Try zeros of size 1, then 2; return the smallest arguments and their violation."""
-    subject = search.subject
-    kinds = dict.fromkeys(subject.operation.call.names, "zeros")
     for size in (1, 2):  # a backend may refuse odd sizes
-        sizes = {name: subject.allowed_size(name, size) for name in subject.operation.sizes}
-        sizes = with_divided_heads(sizes, subject.operation, subject.limits)
-        example = Example(sizes, kinds=kinds, absent=subject.unsupported_arrays)
-        if search.accept(subject.arguments(example)):
+        if search.accept(search.subject.zeros(size)):
             break
     return search.best, search.violation
 

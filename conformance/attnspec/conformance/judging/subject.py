@@ -9,10 +9,12 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.inputs.heads import with_divided_heads
 from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent, widen
 from attnspec.conformance.judging.foreign_calls import Raised, RemoteOperation, call_safely, in_thread
+from attnspec.conformance.judging.health import Health
 from attnspec.conformance.judging.left_open import with_exact_infinities, with_open_choices, with_unspecified
 from attnspec.conformance.judging.left_out import demand_declared, raises_without_keys
 from attnspec.conformance.judging.profiles import PROFILES, Profile
@@ -45,7 +47,8 @@ class Subject(Comparisons):
     an operation without float inputs. ``sampled``: budgets also use random samples, see :func:`judged`.
     ``is_leading_dtype``: checks that need only one dtype run at this one. ``effort``: sizes of ensembles and examples.
     ``estimates``: by quantity, the relative error that an ensemble shows, and its limit; read by documentation only.
-    ``left_out``: by law, the declaration that excludes its calls. ``extent``: largest sizes of all calls.
+    ``left_out``: by law, the declaration that excludes its calls. ``extent``: largest sizes of all calls. ``passed``:
+    the arguments converted last by the current check.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Subject(Comparisons):
         self.extent: Extent = {}
         self.sampled = False
         self.is_leading_dtype = True
+        self.passed: Arguments | None = None
 
     # What the backend declares -----------------------------------------------------------------------------------
 
@@ -80,6 +84,11 @@ class Subject(Comparisons):
     def limits(self) -> Limits:
         """The limits that the backend declares."""
         return self.contract.limits
+
+    @property
+    def health(self) -> Health:
+        """The backend's health, shared by all subjects of its contract."""
+        return self.contract.health
 
     @property
     def precision(self) -> Precision:
@@ -129,6 +138,13 @@ class Subject(Comparisons):
         """The arguments of an example, at the dtype of the inputs."""
         return example.arguments(self.operation, self.data_dtype)
 
+    def zeros(self, size: int) -> Arguments:
+        """Zeros of the allowed sizes nearest to ``size``, without arrays that the backend lacks."""
+        sizes = {name: self.allowed_size(name, size) for name in self.operation.sizes}
+        sizes = with_divided_heads(sizes, self.operation, self.limits)
+        kinds = dict.fromkeys(self.operation.call.names, "zeros")
+        return self.arguments(Example(sizes, kinds=kinds, absent=self.unsupported_arrays))
+
     # Calls -------------------------------------------------------------------------------------------------------
 
     def convert(self, x: Any) -> Any:
@@ -139,7 +155,7 @@ class Subject(Comparisons):
         x = np.array(x, order="C")
         if function is None:
             return x
-        moved = call_safely(lambda: function(x, device=self.device))
+        moved = self.noted(call_safely(lambda: function(x, device=self.device)), "from_numpy raised")
         if isinstance(moved, Raised):
             raise Violation(f"from_numpy raised {moved.message}", reason=Reason.RAISED)
         return moved
@@ -151,7 +167,7 @@ class Subject(Comparisons):
 
     def numbers(self, x: Any) -> Numbers:
         """A backend's array as a NumPy array; an exception of the conversion is a violation."""
-        array = call_safely(lambda: np.asarray(self.to_numpy(x)))
+        array = self.noted(call_safely(lambda: np.asarray(self.to_numpy(x))), "to_numpy raised")
         if isinstance(array, Raised):
             raise Violation(f"to_numpy raised {array.message}", reason=Reason.RAISED)
         return cast(Numbers, array)
@@ -159,6 +175,7 @@ class Subject(Comparisons):
     def converted(self, arguments: Arguments, *, allow_refusal: bool = False) -> dict[str, Any]:
         """Non-default arguments as trees of backend arrays; ``OutsideDeclaration`` for excluded calls."""
         demand_declared(self.limits, self.semantics, arguments, allow_refusal=allow_refusal)
+        self.passed = arguments
         return arguments.passed_as(lambda path: self.convert(arguments[path]))
 
     def invoke(self, inputs: Mapping[str, Any], *, threaded: bool = False) -> Any:
@@ -174,14 +191,24 @@ class Subject(Comparisons):
 
     def raw_result(self, inputs: Mapping[str, Any]) -> Any:
         """The backend's own result of a call with backend arrays; an exception is a violation."""
-        result = call_safely(lambda: self.invoke(inputs))
+        result = self.noted(call_safely(lambda: self.invoke(inputs)))
         if isinstance(result, Raised):
             raise Violation(f"raised {result.message}", reason=Reason.RAISED)
         return result
 
+    def noted(self, outcome: Any, what: str = "raised", arguments: Arguments | None = None) -> Any:
+        """The outcome of a call; if the backend raised, its health remembers it."""
+        if isinstance(outcome, Raised):
+            error = outcome.error
+            if not isinstance(error, Violation):
+                self.health.note(f"{what} {outcome.message}", arguments or self.passed)
+            elif error.reason is Reason.RAISED:
+                self.health.note(error.message, arguments or self.passed)
+        return outcome
+
     def result_or_raised(self, inputs: Mapping[str, Any]) -> Any:
         """The result of a call as NumPy arrays by path, or :class:`Raised`."""
-        results = call_safely(lambda: self.numpy_arrays(self.invoke(inputs)))
+        results = self.noted(call_safely(lambda: self.numpy_arrays(self.invoke(inputs))))
         if isinstance(results, Raised) and isinstance(results.error, Violation):
             raise results.error
         return results
@@ -224,7 +251,19 @@ class Subject(Comparisons):
             raise Violation(f"raised {arrays.message}", reason=Reason.RAISED, arguments=arguments)
         for leaf in self.operation.outputs:
             self._demand_numbers(leaf, arrays[leaf.path], arguments)
+        sizes = [x.size for x in arguments.arrays.values()]
+        if inputs is None and sizes and all(sizes):  # an empty call may leave the device alone
+            self.health.remember(sum(sizes), lambda: self.repeat(arguments))
         return cast(Results, arrays)
+
+    def repeat(self, arguments: Arguments) -> Results:
+        """The arrays of a call that no law judges; exceptions propagate."""
+        return self.numpy_arrays(self.invoke(self.converted(arguments)))
+
+    def smallest_call(self) -> Results:
+        """The arrays of a call with zeros of size 1, or else 2; exceptions propagate."""
+        first = call_safely(lambda: self.repeat(self.zeros(1)))  # a backend may refuse odd sizes
+        return self.repeat(self.zeros(2)) if isinstance(first, Raised) else cast(Results, first)
 
     def _demand_numbers(self, leaf: Leaf, x: Any, arguments: Arguments) -> None:
         title = self.title_of(leaf)
@@ -267,7 +306,8 @@ class Subject(Comparisons):
         self, call: Callable[[], Mapping[str, Any]], arguments: Arguments, wanted: Collection[str] | None = None
     ) -> Results:
         """The ``wanted`` (or all) gradients that ``call`` returns; an exception is a violation."""
-        gradients = call_safely(lambda: {path: self.to_numpy(g) for path, g in call().items()})
+        outcome = call_safely(lambda: {path: self.to_numpy(g) for path, g in call().items()})
+        gradients = self.noted(outcome, "vjp raised", arguments)
         if isinstance(gradients, Raised):
             raise Violation(f"vjp raised {gradients.message}", reason=Reason.RAISED, arguments=arguments)
         for leaf, x in (f for f in arguments.floats if wanted is None or f[0].path in wanted):

@@ -28,7 +28,10 @@ class OutsideDeclaration(Exception):
 
 
 class Violation(Exception):
-    """A violated law, with the arguments, both results, and the index of the worst element."""
+    """A violated law, with the arguments, both results, and the index of the worst element.
+
+    ``lasting``: the backend raised, and then raised in a call, too, that had worked before.
+    """
 
     def __init__(
         self,
@@ -40,10 +43,12 @@ class Violation(Exception):
         got: Any = None,
         budget: Any = None,
         index: tuple[int, ...] | None = None,
+        lasting: bool = False,
     ) -> None:
         super().__init__(message)
         self.message, self.reason, self.arguments = message, reason, arguments
         self.expected, self.got, self.budget, self.index = expected, got, budget, index
+        self.lasting = lasting
 
     @property
     def numbers_at_index(self) -> tuple[Any, Any, Any] | None:

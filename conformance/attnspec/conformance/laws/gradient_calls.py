@@ -141,7 +141,8 @@ def fits_dtype(subject: Subject, expected: Gradients, scale: float = 1.0) -> boo
 
 def copied_arrays(subject: Subject, raw: Any) -> Results:
     """Copies of the arrays of a backend's result."""
-    arrays = call_safely(lambda: {path: np.array(x) for path, x in subject.numpy_arrays(raw).items()})
+    outcome = call_safely(lambda: {path: np.array(x) for path, x in subject.numpy_arrays(raw).items()})
+    arrays = subject.noted(outcome, "to_numpy raised")
     if isinstance(arrays, Raised):
         raise Violation(f"to_numpy raised {arrays.message}", reason=Reason.RAISED)
     return cast(Results, arrays)

@@ -283,7 +283,7 @@ def within(
         with context():
             return cast(Results, subject.numpy_arrays(subject.invoke(inputs, threaded=threaded)))
 
-    got = call_safely(call)
+    got = subject.noted(call_safely(call), f"{where}: raised", arguments)
     if isinstance(got, Raised):
         raise Violation(f"{where}: raised {got.message}", reason=Reason.RAISED, arguments=arguments)
     return subject.demand_shapes(cast(Results, got), arguments)

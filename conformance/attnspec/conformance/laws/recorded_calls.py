@@ -107,7 +107,7 @@ def _write_and_compare(subject: Subject, call: GradientCall, path: str, mode: Mo
     if not written:
         return False
     cotangent = subject.like_result(call.cotangents, arguments)
-    backward_result = call_safely(lambda: record.backward(cotangent))
+    backward_result = subject.noted(call_safely(lambda: record.backward(cotangent)), "backward raised", arguments)
     if not isinstance(backward_result, Raised):
         gradients = subject.gradients_of(lambda: backward_result, arguments, paths)
         gradients_match(subject, gradients, call.expected, arguments, f"after a later write to {path},")

@@ -1,6 +1,7 @@
 """Checks of recorded calls: their results and their gradients. Options of ``@checks``: see ``Check``."""
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -59,7 +60,8 @@ def recorded_call(
 ) -> RecordedCall:
     """Record a call for the gradients of ``paths``; ``inputs`` are its backend arrays."""
     inputs = subject.converted(arguments) if inputs is None else inputs
-    record = call_safely(lambda: RecordedCall(*subject.backend.pullback(subject.operation.name, inputs, paths)))
+    call = partial(subject.backend.pullback, subject.operation.name, inputs, paths)
+    record = subject.noted(call_safely(lambda: RecordedCall(*call())), "pullback raised", arguments)
     if isinstance(record, Raised):
         raise Violation(f"pullback raised {record.message}", reason=Reason.RAISED, arguments=arguments)
     return cast(RecordedCall, record)

@@ -67,7 +67,8 @@ class RemoteBackend:
     def restart(self, seconds: float) -> None:
         """Replace an ended process by a new one; its declarations must not change."""
         self.close()
-        self.host = self._new_host()
+        former, self.host = self.host, self._new_host()
+        self.host.waits_for_steps, self.host.defers_conversions = former.waits_for_steps, former.defers_conversions
         self.await_declarations(seconds)
 
     def close(self) -> None:

@@ -123,6 +123,8 @@ class InProcess:
 
         ``fail_fast`` and ``only`` skip the search for declarations; ``diagnosable=False`` skips that for a defect.
         """
+        if self.contract.health.breaks:
+            return Explanation({}, None)  # every further call may break the process again
         declared: Mapping[str, Any] = {}
         defect, declaration_note, diagnosis_note = None, "", ""
         brief, contain = self.settings.fail_fast or self.settings.only is not None, self.containment()

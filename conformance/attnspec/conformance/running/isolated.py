@@ -60,14 +60,27 @@ class Isolated(InProcess):
         and after a failed pipelined step, with it. Violations found before are kept.
         """
         violated: ViolatedLaws = {}
+        health, remote = self.contract.health, self.backend
+        health.restart = lambda: remote.restart(IMPORT_SECONDS)
+        self._survive(health.start_case)
         while True:
             try:
                 with interruptible():
                     return self._judged(extent, violated)
             except PipelineFailed:
                 extent.clear()
+                # The step may have failed because an earlier call broke the process.
+                self._survive(lambda: None if health.answers() else remote.restart(IMPORT_SECONDS))
             except HostEnded as end:
                 self._blame(end)
+
+    def _survive(self, step: Callable[[], None]) -> None:
+        """Do a step between two checks; restart the backend's process if it ends."""
+        try:
+            with interruptible():
+                step()
+        except (HostEnded, PipelineFailed):
+            self.backend.restart(IMPORT_SECONDS)
 
     def _blame(self, end: HostEnded) -> None:
         """Blame the check at which the backend's process ended, and start a new process."""

@@ -104,7 +104,9 @@ class JudgedBackends:
         """Load a backend into this process once; return it and its contract on a device."""
         if name not in self._loaded:
             self._loaded[name] = load(name)
-        return self._loaded[name], contract_of(self._loaded[name], name, device)
+        if (name, device) not in self._contracts:
+            self._contracts[name, device] = contract_of(self._loaded[name], name, device)
+        return self._loaded[name], self._contracts[name, device]
 
     def guard(self, config: pytest.Config) -> None:
         """Make the run fail if a backend in this process ends it."""
