@@ -513,11 +513,11 @@ def _smallest(
     if repeated_violation is None:
         return arguments, violation, NOT_REPRODUCED
     reduction = reduce_to_zeros if check.once else reduce_arguments
-    smaller, found = reduction(run.subject, check, arguments, violation, seed, run.mark)
+    smaller, its_violation = reduction(run.subject, check, arguments, violation, seed, run.mark)
     if violation.lasting and run.subject.health.restart is not None:
         # Earlier candidates may have prepared the raise of the last one.
         run.subject.health.restart()
         again, *_ = attempt(run.subject, check, smaller.replaced({}), seed)
         if again is None or not again.lasting:
             return arguments, violation, ""
-    return smaller, found, ""
+    return smaller, its_violation, ""
