@@ -255,6 +255,16 @@ FAILING_CONVERSIONS = {
         "def dot_scores(query, key):\n    return 1\n"
     ),
 }
+GPU = """
+limits = {"devices": ("cuda",)}
+
+def from_numpy(x, *, device):
+    if device != "cuda":
+        raise ValueError(f"device: expected cuda; got {device}")
+    return x.copy()
+"""
+"""The end of a backend that declares only CUDA; its arrays are NumPy's."""
+
 ONE_LAW = ("--law", "operation.oracle", "--dtype", "float64", "--hang-after", "2")
 
 
@@ -531,6 +541,13 @@ def test_a_backend_that_cannot_be_judged_is_refused(
     finally:
         probe.close()
     assert message in str(raised.value)
+
+
+def test_the_only_declared_device_is_judged_without_an_option(tmp_path: Path) -> None:
+    (tmp_path / "gpu.py").write_text(RIGHT + GPU, encoding="utf-8")
+    done = attnspec("check", "gpu.py", "--json", "r.json", *ONE_LAW, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["device"] == "cuda"
 
 
 def test_a_misspelt_operation_is_named_in_the_notes() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from attnspec.conformance.inputs.examples import Example
@@ -16,9 +17,14 @@ from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.isolation import CAN_FORK, abnormal_end
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.remote.incidents import Incidents
+from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.running.post_mortem import with_crashing_inputs
 from attnspec.conformance.running.settings import Settings
+from attnspec.conformance.running.trial_call import end_in_new_process
+from attnspec.spec import OPERATIONS
 
 BACKEND = """
 import os, signal, time
@@ -56,9 +62,11 @@ def test_the_end_of_a_process_is_described(work: Callable[[], Any], message: str
     assert (end and end.description) == message
 
 
-def examine_crash(folder: Path, end: str, law: str, example: object, *, hung: bool = False) -> tuple[Incidents, Result]:
+def examine_crash(
+    folder: Path, end: str, law: str, example: object, *, hung: bool = False, more: str = ""
+) -> tuple[Incidents, Result]:
     """Incidents and the examined result of a case whose backend's process ended at a law."""
-    (folder / "crashing.py").write_text(BACKEND.format(end=end), encoding="utf-8")
+    (folder / "crashing.py").write_text(BACKEND.format(end=end) + more, encoding="utf-8")
     incidents = Incidents(1.0)
     incidents.begin("dot_scores", "float64", law, example)
     assert incidents.record("dot_scores", "float64", hung=hung) is not None
@@ -91,6 +99,40 @@ def test_a_crash_has_the_smallest_input_and_a_script(tmp_path: Path, end: str, m
     done = run_snippet(result, tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
     assert message in done.stdout
+
+
+NO_FORK = """
+limits = {"devices": ("cuda",)}
+process = os.getpid()
+
+def from_numpy(x, *, device):
+    if os.getpid() != process:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+    return x.copy()
+"""
+"""Conversion that, as on CUDA, fails in a fork of the process that imported the backend."""
+
+
+@pytest.mark.parametrize(("m", "message"), [(5, "the backend ended the process with status 0"), (4, None)])
+def test_a_new_process_tells_crashes_from_results(tmp_path: Path, m: int, message: str | None) -> None:
+    file = str(tmp_path / "crashing.py")
+    Path(file).write_text(BACKEND.format(end="os._exit(0)") + NO_FORK, encoding="utf-8")
+    subject = Subject(None, contract_of(load(file), file, "cuda"), OPERATIONS["dot_scores"], "float64", "cuda")
+    arguments = subject.arguments(Example({"n": 1, "m": m, "d": 3}))
+    end = end_in_new_process(subject, CHECKS["operation.oracle"], arguments, 0, 20.0)
+    assert (end and end.description) == message
+
+
+@pytest.mark.slow
+def test_a_crash_on_a_device_that_forks_cannot_use_has_the_smallest_input_and_a_script(tmp_path: Path) -> None:
+    zeros = Example({"n": 2, "m": 6, "d": 3}, kinds={"query": "zeros", "key": "zeros"})
+    _, result = examine_crash(tmp_path, "os._exit(0)", "operation.oracle", zeros, more=NO_FORK)
+    assert result.message == "the backend ended the process with status 0"
+    assert result.counterexample is not None
+    assert [np.shape(x) for x in result.counterexample["arguments"].values()] == [(1, 3), (5, 3)]
+    done = run_snippet(result, tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert result.message in done.stdout
 
 
 def test_a_hang_has_the_input_and_a_script_that_ends(tmp_path: Path) -> None:

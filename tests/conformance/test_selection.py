@@ -12,7 +12,7 @@ from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.running.planning import Plan, check_names
 from attnspec.conformance.running.selection import MAX_LISTED, matching, unknown_name
 from attnspec.conformance.running.settings import Settings
-from attnspec.spec import LAWS, OPERATIONS
+from attnspec.spec import LAWS, OPERATIONS, Limits
 
 DEFAULTS = Settings()
 CONTRACT = Contract.of(SimpleNamespace(name="mine", dot_scores=reference.dot_scores, softmax=reference.softmax))
@@ -100,8 +100,16 @@ def test_an_operation_that_only_the_reference_has_cannot_be_selected() -> None:
 
 
 MISSING: list[tuple[dict[str, Any], str]] = [
-    ({"device": "cuda:0"}, "--device: expected one of cpu, the backend's limits; got 'cuda'"),
-    ({"dtypes": ("float16",)}, "--dtype: expected one of float64, float32, the backend's limits; got 'float16'"),
+    (
+        {"device": "cuda:0"},
+        "--device: expected one of cpu, the backend's limits; got 'cuda'; "
+        'declare limits = {"devices": ("cpu", "cuda")} to try it',
+    ),
+    (
+        {"dtypes": ("bfloat16",)},
+        "--dtype: expected one of float64, float32, the backend's limits; got 'bfloat16'; "
+        'declare limits = {"dtypes": ("float64", "float32", "bfloat16")} to try it',
+    ),
     (
         {"operations": ("mean_normalization",)},
         "--operation: expected one of dot_scores, softmax, which the backend provides; got 'mean_normalization'",
@@ -118,6 +126,17 @@ def test_a_selection_that_the_backend_does_not_provide_is_refused(chosen: dict[s
     with pytest.raises(BackendError) as error:
         Plan.of(CONTRACT, replace(DEFAULTS, **chosen))
     assert str(error.value) == message
+
+
+DEVICES = [(("cuda",), "cuda"), (("cpu", "cuda"), "cpu"), (("cpu",), "cpu")]
+
+
+@pytest.mark.parametrize(("declared", "device"), DEVICES)
+def test_the_only_declared_device_is_the_default(declared: tuple[str, ...], device: str) -> None:
+    contract = replace(CONTRACT, limits=Limits(devices=declared))
+    assert Plan.of(contract, DEFAULTS).cases
+    assert DEFAULTS.on_device_of(contract.limits).device == device
+    assert replace(DEFAULTS, device="cuda:1").on_device_of(contract.limits).device == "cuda:1"
 
 
 def test_a_device_may_have_a_number() -> None:

@@ -223,7 +223,7 @@ def replay(
 def matrix(
     library: Annotated[str, typer.Argument(help="the library: torch")],
     profile: Annotated[str, typer.Option(help=HELP["profile"])] = Settings.profile,
-    device: Annotated[str, typer.Option(help=HELP["device"])] = Settings.device,
+    device: Annotated[str, typer.Option(help="the device to run on")] = "cpu",
     seed: Annotated[int, typer.Option(help=HELP["seed"])] = Settings.seed,
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     json: Annotated[Path | None, typer.Option(help="write the matrix as JSON")] = None,

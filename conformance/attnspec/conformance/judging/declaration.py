@@ -37,7 +37,6 @@ class Contract:
     @classmethod
     def of(cls, backend: Any, origin: str = "", device: str = "cpu") -> "Contract":
         """Read a backend's declaration for a device; ``ValueError`` says what was expected and what came."""
-        on_device = _declared_on(backend, device)
         name = getattr(backend, "name", None)
         if not isinstance(name, str) or not name:
             raise ValueError(f"name: expected a non-empty string; got {name!r}; add one, such as name = 'my-kernels'")
@@ -51,6 +50,7 @@ class Contract:
         if not isinstance(notes, Mapping):
             raise ValueError(f"notes: expected a mapping of strings; got {type(notes).__name__}")
         limits = Limits.of(getattr(backend, "limits", None))
+        on_device = _declared_on(backend, limits.chosen_device(device))
         known_features = {feature for o in OPERATIONS.values() for feature in o.features}
         _demand_known("limits features", "names of features", limits.features or (), known_features)
         _demand_known("limits dtypes_by_operation", "names of operations", dict(limits.dtypes_by_operation), OPERATIONS)

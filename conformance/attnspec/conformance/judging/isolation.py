@@ -16,6 +16,11 @@ CAN_FORK = hasattr(os, "fork")
 """True if processes can fork, so that a child need not import the backend again."""
 
 
+def forks(device: str) -> bool:
+    """Return whether a fork can use a device; CUDA, for one, refuses forks of a process that has used it."""
+    return CAN_FORK and device.partition(":")[0] == "cpu"
+
+
 class AbnormalEnd(NamedTuple):
     """Crash or timeout of a child process."""
 
@@ -40,15 +45,21 @@ def abnormal_end(work: Callable[[], object], seconds: float) -> AbnormalEnd | No
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            return _crash(os.waitstatus_to_exitcode(status))
+            return crash_of(os.waitstatus_to_exitcode(status))
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    return hang_of(seconds)
+
+
+def hang_of(seconds: float) -> AbnormalEnd:
+    """The end of a child that took longer than its time limit."""
     return AbnormalEnd(Reason.HUNG, f"the backend did not answer within {seconds:g} s")
 
 
-def _crash(status: int) -> AbnormalEnd | None:
+def crash_of(status: int) -> AbnormalEnd | None:
+    """The crash that an exit status means; None if the child finished its work."""
     if status == FINISHED:
         return None
     how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"

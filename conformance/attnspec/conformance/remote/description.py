@@ -31,9 +31,12 @@ DECLARED = ("name", "operations", "limits", "semantics", "precision", "different
 def describe(backend: Any, name: str, device: str) -> dict[str, Any]:
     """Return a backend's contract as plain JSON; :class:`BackendError` if it cannot use the device."""
     contract = contract_of(backend, name, device)
+    device = contract.limits.chosen_device(device)
     if not runs_on(contract, device):
         devices = ", ".join(contract.limits.devices)
-        raise BackendError(f"backend {name!r}: device: expected one of {devices}; got {device!r}")
+        declaration = contract.limits.declaration_with("devices", device.partition(":")[0])
+        message = f"device: expected one of {devices}; got {device!r}; declare {declaration} to try it"
+        raise BackendError(f"backend {name!r}: {message}")
     convert = getattr(backend, "from_numpy", None)
     if convert is not None:
         moved = call_safely(lambda: convert(np.zeros(1, np.float32), device=device))

@@ -246,6 +246,7 @@ def main() -> None:
     try:
         backend = load(name)
         contract = contract_of(backend, name, device)
+        device = contract.limits.chosen_device(device)
         # An undeclared device is not reported here: the judge's own message is better.
         description = describe(backend, name, device) if runs_on(contract, device) else described(contract)
         description["optional"] = [x for x in OPTIONAL if getattr(backend, x, None) is not None]

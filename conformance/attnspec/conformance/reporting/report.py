@@ -96,6 +96,7 @@ class Report:
         cls, plan: Plan, verdicts: Verdicts, settings: Settings, seconds: float, *, early_end: str | None = None
     ) -> "Report":
         """Return the report of a run: verdicts, lost laws, and operations that the backend does not provide."""
+        settings = settings.on_device_of(plan.contract.limits)
         results = (*planned_results(plan, verdicts, early_end), *missing_results(plan.contract, settings))
         explanations = verdicts.explanations
         observed, note = contained(

@@ -80,6 +80,11 @@ class InProcess:
     case: Case
     settings: Settings
 
+    @property
+    def device(self) -> str:
+        """The device to run on."""
+        return self.contract.limits.chosen_device(self.settings.device)
+
     def judged(self, extent: Extent) -> list[Result]:
         """Return the verdicts of the case."""
         return self.results({}, extent=extent)
@@ -98,7 +103,7 @@ class InProcess:
     def _judge(self, mark: Marker, contract: Contract, case: Case, **options: Any) -> list[Result]:
         settings, profile = self.settings, PROFILES[self.settings.profile]
         return judge(
-            self.backend, contract, case, profile, seed=settings.seed, device=settings.device, mark=mark, **options
+            self.backend, contract, case, profile, seed=settings.seed, device=self.device, mark=mark, **options
         )
 
     def containment(self) -> Containment:
@@ -138,7 +143,7 @@ class InProcess:
         return Explanation(declared, defect, joined(declaration_note, diagnosis_note))
 
     def _undeclared(self, failed: Sequence[Result], mark: Marker) -> Mapping[str, Any]:
-        case, device = self.case, self.settings.device
+        case, device = self.case, self.device
 
         def subject_under(contract: Contract) -> Subject:
             return Subject(self.backend, contract, OPERATIONS[case.operation], case.dtype, device)
@@ -160,7 +165,7 @@ class InProcess:
 
         started = inquiry(
             self.backend, contract, self.case, profile, violations,
-            seed=settings.seed, device=settings.device, watch=mark.during,
+            seed=settings.seed, device=self.device, watch=mark.during,
         )  # fmt: skip
         return None if started is None else started.diagnosis()
 

@@ -65,12 +65,16 @@ def check_names(settings: Settings, prefix: str = "") -> None:
 
 
 def _check_provided(contract: Contract, settings: Settings) -> None:
+    limits = contract.limits
+    device = limits.chosen_device(settings.device).partition(":")[0]
     provided: dict[str, tuple[Sequence[str], Sequence[str], str]] = {
-        "device": (contract.limits.devices, (settings.device.partition(":")[0],), "the backend's limits"),
-        "dtype": (contract.limits.dtypes, settings.dtypes, "the backend's limits"),
+        "device": (limits.devices, (device,), "the backend's limits"),
+        "dtype": (limits.dtypes, settings.dtypes, "the backend's limits"),
         "operation": (contract.operations, settings.operations, "which the backend provides"),
     }
     for what, (names, chosen, why) in provided.items():
         for name in chosen:
             if name not in names:
-                raise BackendError(unknown_name(f"--{what}", name, names, f", {why}"))
+                message = unknown_name(f"--{what}", name, names, f", {why}")
+                declared = "" if what == "operation" else limits.declaration_with(f"{what}s", name)
+                raise BackendError(message + (declared and f"; declare {declared} to try it"))

@@ -1,8 +1,8 @@
 """Search for the smallest input that crashes a backend, after a crash or hang.
 
 ``python -m attnspec.conformance.running.post_mortem`` reads a request and writes the answer. It imports the backend,
-and tries every candidate in a fork. The backend could falsify the answer, which therefore has only a message and a
-counterexample, and never changes a verdict.
+and tries every candidate in a fork; on a device that forks cannot use, in a new process. The backend could falsify the
+answer, which therefore has only a message and a counterexample, and never changes a verdict.
 """
 
 import json
@@ -19,7 +19,7 @@ from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.foreign_calls import printable
-from attnspec.conformance.judging.isolation import CAN_FORK, abnormal_end
+from attnspec.conformance.judging.isolation import abnormal_end, forks
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.reduction import Search, reduce_search, reduce_search_to_zeros
 from attnspec.conformance.judging.results import Result
@@ -32,10 +32,11 @@ from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.sandbox import files_of, launch, use_sandbox
 from attnspec.conformance.running.probe import IMPORT_SECONDS, json_object
 from attnspec.conformance.running.settings import Settings
+from attnspec.conformance.running.trial_call import end_in_new_process
 from attnspec.spec.contract.operation import OPERATIONS
 
-MAX_SECONDS = 15.0
-"""Time limit of the search, in seconds."""
+MAX_SECONDS, MAX_SECONDS_ANEW = 15.0, 60.0
+"""Time limits of the search, in seconds: with forks, and with new processes, which import the backend."""
 
 MAX_ANSWER = 1 << 24
 """Largest answer, in bytes."""
@@ -72,7 +73,7 @@ def _crash_details(
         "reason": result.reason,
         "example": example,
     }
-    limit = IMPORT_SECONDS + MAX_SECONDS + settings.hang_after
+    limit = IMPORT_SECONDS + MAX_SECONDS_ANEW + settings.hang_after
     process = launch(
         "attnspec.conformance.running.post_mortem",
         sandbox=use_sandbox(settings.sandbox),
@@ -103,11 +104,14 @@ def valid_answer(answer: bytes) -> dict[str, Any] | None:
 
 
 class IsolatedSearch(Search):
-    """Search for smaller inputs that crash, each tried in a fork."""
+    """Search for smaller inputs that crash, each tried in another process."""
 
     def failure(self, candidate: Arguments) -> Violation | None:
         """Return the crash by a candidate; None if it does not crash."""
-        end = abnormal_end(lambda: Search.failure(self, candidate), TRIAL_SECONDS)
+        if forks(self.subject.device):
+            end = abnormal_end(lambda: Search.failure(self, candidate), TRIAL_SECONDS)
+        else:
+            end = end_in_new_process(self.subject, [self.check], candidate, self.seed, TRIAL_SECONDS)
         if end is None or end.reason is not Reason.CRASHED:
             return None
         return Violation(end.description, reason=end.reason, arguments=candidate)
@@ -118,7 +122,8 @@ def smallest_crash(request: dict[str, Any]) -> dict[str, Any]:
     example: Example = request["example"]
     backend = load(request["backend"])
     contract = contract_of(backend, request["backend"], request["device"])
-    subject = Subject(backend, contract, OPERATIONS[request["operation"]], request["dtype"], request["device"])
+    device = contract.limits.chosen_device(request["device"])
+    subject = Subject(backend, contract, OPERATIONS[request["operation"]], request["dtype"], device)
     arguments = subject.arguments(example)
     message = f"the backend did not answer within {request['hang_after']:g} s"
     violation: Violation | None = Violation(message, reason=Reason.HUNG, arguments=arguments)
@@ -126,11 +131,9 @@ def smallest_crash(request: dict[str, Any]) -> dict[str, Any]:
     # After a hang nothing is reduced, as each candidate may hang, too: any of the law's checks describes the input.
     check = law_checks[0]
     if request["reason"] == Reason.CRASHED:
-        if not CAN_FORK:
-            return {}
         # A placeholder, of which the search compares only the reason.
         first = Violation("", reason=Reason.CRASHED, arguments=arguments)
-        deadline = time.monotonic() + MAX_SECONDS
+        deadline = time.monotonic() + (MAX_SECONDS if forks(device) else MAX_SECONDS_ANEW)
         for check in law_checks:
             search = IsolatedSearch(subject, check, arguments, first, example.seed, lambda law, what: None)
             search.deadline = deadline

@@ -8,7 +8,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.judging.attempt import first_violated
-from attnspec.conformance.judging.isolation import CAN_FORK, abnormal_end
+from attnspec.conformance.judging.isolation import abnormal_end, forks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.remote.loading import contract_of, load
@@ -32,15 +32,22 @@ def replay(
 
     ``backend`` is a backend or its name. ``seed`` determines the law's random draws. The printed inputs are those of
     the backend's call; they differ from ``arguments`` where the law changes them or makes its own. With ``hang_after``
-    the law is first checked in a fork, which may crash, or take longer than so many seconds.
+    the law is first checked in another process, which may crash, or take longer than so many seconds.
     """
     origin = backend if isinstance(backend, str) else getattr(backend, "name", "?")
     loaded = load(backend) if isinstance(backend, str) else backend
     subject = Subject(loaded, contract_of(loaded, origin, device), OPERATIONS[operation], dtype, device)
     call_arguments = Arguments(OPERATIONS[operation], arguments)
     print(f"{law}: {LAWS[law].statement}")
-    if hang_after is not None and CAN_FORK:
-        end = abnormal_end(lambda: first_violated(subject, CHECKS[law], call_arguments, seed), hang_after)
+    if hang_after is not None:
+        end = None
+        if forks(device):
+            end = abnormal_end(lambda: first_violated(subject, CHECKS[law], call_arguments, seed), hang_after)
+        elif isinstance(backend, str):
+            # Imported here, since it loads the search for smaller inputs.
+            from attnspec.conformance.running.trial_call import end_in_new_process
+
+            end = end_in_new_process(subject, CHECKS[law], call_arguments, seed, hang_after)
         if end is not None:
             print(f"{operation} of {origin} ({dtype}) violates it: {end.description}")
             _print_arguments(call_arguments)

@@ -5,8 +5,11 @@ worker processes follow from this declaration. Every pytest run of every user im
 """
 
 from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from attnspec.spec.contract.limits import Limits
 
 T = TypeVar("T")
 
@@ -24,7 +27,9 @@ class Settings:
 
     profile: str = _setting("quick", "P", "how much is tried: quick, full or release")
     seed: int = _setting(0, "N", "the seed of all examples; the same seed gives the same verdicts")
-    device: str = _setting("cpu", "D", "the device to run on")
+    device: str = _setting(
+        "auto", "D", "the device to run on: auto (the only one that the backend declares), or its name"
+    )
     operations: tuple[str, ...] = _setting((), "NAME", "only this operation; may be repeated", option="operation")
     laws: tuple[str, ...] = _setting((), "ID", "only this law; may be repeated", option="law")
     dtypes: tuple[str, ...] = _setting((), "D", "only this dtype; may be repeated", option="dtype")
@@ -52,6 +57,10 @@ class Settings:
         """Return the settings of pytest's command line; ``value_of`` maps a flag to its value."""
         values: dict[str, Any] = {o.setting: value_of(o.flag) for o in OPTIONS}
         return cls(**values | {o.setting: tuple(values[o.setting]) for o in OPTIONS if o.repeatable})
+
+    def on_device_of(self, limits: "Limits") -> "Settings":
+        """Return the settings with the device that ``auto`` means for a backend."""
+        return replace(self, device=limits.chosen_device(self.device))
 
     def arguments(self) -> list[str]:
         """Return the arguments that choose these settings on pytest's command line."""

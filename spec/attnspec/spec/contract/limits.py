@@ -80,6 +80,17 @@ class Limits:
         if self.head_sizes == ():
             raise ValueError("limits head_sizes: expected at least one size, or None for all; got ()")
 
+    def chosen_device(self, device: str) -> str:
+        """Device to run on; for ``auto`` the only declared one, the CPU if there are several."""
+        if device != "auto":
+            return device
+        return self.devices[0] if len(self.devices) == 1 else "cpu"
+
+    def declaration_with(self, field: str, name: str) -> str:
+        """Declaration of the present ``devices`` or ``dtypes`` and one more, for messages."""
+        names = ", ".join(f'"{x}"' for x in (*getattr(self, field), name))
+        return f'limits = {{"{field}": ({names})}}'
+
     def length_from(self, size: int) -> int:
         """Smallest n or m from ``size`` on that ``min_length`` and ``multiple_of`` allow."""
         return -(-max(size, self.min_length) // self.multiple_of) * self.multiple_of
