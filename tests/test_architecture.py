@@ -368,7 +368,9 @@ IMPORTED = {
         Backend Converts Differentiates implements Limits Semantics Precision precision"""
     ),
     "attnspec.reference": name_set("REFERENCE arithmetic choice choosing defines name overridable two_point_design"),
-    "attnspec.backends.bases.torch": name_set("TorchBackend devices from_numpy gradients modes pullback to_numpy"),
+    "attnspec.backends.bases.torch": name_set(
+        "TorchBackend devices free_memory from_numpy gradients modes pullback to_numpy"
+    ),
     "attnspec.backends.bases.contract": name_set("Operations Table"),
     "attnspec.backends.bases.shapes": name_set("Check"),
     "attnspec.backends.pytorch.runtime.forcing": name_set("PATHS chosen forced forcing"),

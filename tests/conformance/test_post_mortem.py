@@ -110,7 +110,7 @@ def from_numpy(x, *, device):
         raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
     return x.copy()
 """
-"""Conversion that, as on CUDA, fails in a fork of the process that imported the backend."""
+"""Conversion that fails in forks of the importing process, as on CUDA."""
 
 
 @pytest.mark.parametrize(("m", "message"), [(5, "the backend ended the process with status 0"), (4, None)])

@@ -1,6 +1,8 @@
 """Memory layouts of arrays, and backends that misread them."""
 
+import re
 from math import gcd
+from threading import Thread
 from typing import Any
 
 import ml_dtypes
@@ -21,6 +23,7 @@ from attnspec.conformance.inputs.layouts import (
 )
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.exclusive import alone
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Status
 from attnspec.conformance.laws.storage import STEP
@@ -149,3 +152,53 @@ def test_an_honest_backend_with_limits_conforms() -> None:
     statuses = {r.law: r.status for r in judge(backend, contract, case, PROFILES["full"])}
     assert Status.FAILED not in statuses.values()
     assert statuses["storage.views-equal-copies"] is statuses["operation.independent-of-other-calls"] is Status.PASSED
+
+
+class OnDevice(OneRow):
+    """An honest backend that declares a device, and how much of its memory is free."""
+
+    limits = Limits(dtypes=("float32",), devices=("cuda",), max_batch_dims=1, broadcasting=False, features=())
+
+    def __init__(self, free: int | None) -> None:
+        self.free, self.asked = free, 0
+
+    def from_numpy(self, array: Any, *, device: str) -> Any:
+        return super().from_numpy(array, device="cpu")
+
+    def free_memory(self, *, device: str) -> int | None:
+        self.asked += 1
+        return self.free
+
+
+ROOM = [
+    (10**9, r"offsets beyond 31 bits: 1\d\.\d GB are needed on cuda, and 1\.0 GB are free"),
+    (None, r"offsets beyond 31 bits: 1\d\.\d GB are needed on cuda, and the backend has no free_memory"),
+    (10**12, ""),
+]
+
+
+@pytest.mark.parametrize(("free", "note"), ROOM, ids=["little", "unknown", "much"])
+def test_distant_rows_are_tried_where_the_device_has_room(free: int | None, note: str) -> None:
+    backend = OnDevice(free)
+    contract = Contract.of(backend, device="cuda")
+    (case,) = cases(contract, operations=("dot_scores",), laws=("storage.views-equal-copies",))
+    (result,) = judge(backend, contract, case, PROFILES["full"], device="cuda")
+    assert result.status is Status.PASSED
+    assert re.fullmatch(note, result.note)
+    assert backend.asked
+
+
+def test_one_judge_at_a_time_holds_large_arrays() -> None:
+    order: list[str] = []
+
+    def wait() -> None:
+        with alone():
+            order.append("second")
+
+    with alone():
+        second = Thread(target=wait)
+        second.start()
+        second.join(0.2)
+        order.append("first")
+    second.join()
+    assert order == ["first", "second"]

@@ -136,6 +136,15 @@ def modes(dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextM
     return by_name
 
 
+def free_memory(*, device: str) -> int | None:
+    """Return the bytes that are free on a GPU, after its unused ones are returned; None for other devices."""
+    if torch.device(device).type != "cuda":
+        return None
+    torch.cuda.empty_cache()
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free
+
+
 class TorchBackend(Operations[Tensor]):
     """Subclass, set ``name`` and define operations as methods.
 
@@ -161,6 +170,10 @@ class TorchBackend(Operations[Tensor]):
     ) -> tuple[Any, Callable[[Any], dict[str, Tensor]]]:
         """Return the result and its backward pass for the float tensors at the ``wanted`` paths."""
         return pullback(getattr(self, operation), arguments, wanted)
+
+    def free_memory(self, *, device: str) -> int | None:
+        """Return the bytes that are free on a GPU; None for other devices."""
+        return free_memory(device=device)
 
     def modes(self, dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
         """Return modes: no_grad, inference with another thread count, and for 16-bit dtypes autocast."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.bases.torch import devices as devices
+from attnspec.backends.bases.torch import free_memory as free_memory
 from attnspec.backends.bases.torch import from_numpy as from_numpy
 from attnspec.backends.bases.torch import gradients as gradients
 from attnspec.backends.bases.torch import modes as modes

@@ -5,8 +5,9 @@ Independent random draws rarely combine two conditions, such as more than 128 ke
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import cycle, pairwise
 from math import prod
 from typing import Any
 
@@ -55,6 +56,9 @@ LEAST_STEP_WORK = 2.0**7
 
 LARGEST_EXCESS = 256
 """An example whose work exceeds the bound by this factor loses its batch."""
+
+LEAST_SHAPES, EXAMPLES_PER_SHAPE = 6, 10
+"""Numbers of different shapes where new ones are expensive: at least so many, else one for so many examples."""
 
 Row = dict[str, Any]
 Levels = dict[str, Sequence[Any]]
@@ -206,7 +210,15 @@ def corners(operation: Operation, limits: Limits, *, seed: int, most: int, work:
         long_row = _with_long_sizes(row, names, operation, levels, rng)
         own_seed = rng.getrandbits(32)
         examples.append(example_from(long_row, operation, limits, seed=own_seed, work=work, spared=names))
-    return examples
+    return examples if limits.new_shapes == "cheap" else _with_few_shapes(examples)
+
+
+def _with_few_shapes(examples: list[Example]) -> list[Example]:
+    """The examples, of which only the first have shapes of their own; later ones reuse them in turn."""
+    count = max(LEAST_SHAPES, len(examples) // EXAMPLES_PER_SHAPE)
+    shapes = cycle(examples[:count])
+    reused = ((x, next(shapes)) for x in examples)
+    return [replace(x, sizes=s.sizes, batch=s.batch, kept=s.kept, collapsed=s.collapsed) for x, s in reused]
 
 
 def _with_long_sizes(row: Row, names: tuple[str, ...], operation: Operation, levels: Levels, rng: random.Random) -> Row:

@@ -158,6 +158,12 @@ def with_stride_0(x: Numbers, axis: int | tuple[int, ...], convert: Convert) -> 
     return convert(x) if broadcast is None else broadcast(array, x.shape)
 
 
+def bytes_spread_out(x: Numbers, axis: int) -> int:
+    """Bytes of the memory over which :func:`spread_out` spreads an array."""
+    size = x.shape[axis]
+    return 0 if size < 2 else size * -(-FAR_OFFSET // (size - 1)) * x.itemsize
+
+
 def spread_out(x: Numbers, axis: int, convert: Convert) -> Any:
     """An array whose last offset along an axis exceeds 31 bits, or None.
 

@@ -355,7 +355,7 @@ def _explore(run: _Run, seed: int) -> None:
         # Checks that run once per case have run on the first example.
         if run.finished or all(check.once for p in run.undecided for check in p.checks):
             return
-    if effort.drawn:
+    if effort.drawn and subject.limits.new_shapes == "cheap":  # drawn examples have shapes of their own
         _draw(run, seed, len(rows))
     _check_formula_further(run, seed)
 
@@ -453,6 +453,7 @@ def _verdict(run: _Run, case: Case, law: str, progress: _LawProgress) -> Result:
         not_judged=progress.not_judged,
         error_ratio=progress.ratio,
         observed=run.subject.observed.get(ASKED_BY[law].name) if law in ASKED_BY else None,
+        note=run.subject.not_tried.get(law, ""),
     )
     if progress.own_error:
         return replace(result, status=Status.LOST, reason=OWN_ERROR, message=progress.own_error)

@@ -48,7 +48,7 @@ class Subject(Comparisons):
     ``is_leading_dtype``: checks that need only one dtype run at this one. ``effort``: sizes of ensembles and examples.
     ``estimates``: by quantity, the relative error that an ensemble shows, and its limit; read by documentation only.
     ``left_out``: by law, the declaration that excludes its calls. ``extent``: largest sizes of all calls. ``passed``:
-    the arguments converted last by the current check.
+    the arguments converted last by the current check. ``not_tried``: by law, what this machine is too small for.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Subject(Comparisons):
         self.estimates: dict[str, tuple[float, float]] = {}
         self.observed: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
+        self.not_tried: dict[str, str] = {}
         self.default_dtype = "float64"
         self.extent: Extent = {}
         self.sampled = False
@@ -159,6 +160,12 @@ class Subject(Comparisons):
         if isinstance(moved, Raised):
             raise Violation(f"from_numpy raised {moved.message}", reason=Reason.RAISED)
         return moved
+
+    def free_memory(self) -> int | None:
+        """The bytes that are free on the device; None if the backend does not say."""
+        function = getattr(self.backend, "free_memory", None)
+        answer = None if function is None else call_safely(lambda: function(device=self.device))
+        return answer if type(answer) is int else None
 
     def to_numpy(self, x: Any) -> Any:
         """A backend's array as a NumPy array; an exception of the conversion propagates."""

@@ -1,6 +1,6 @@
 """A backend whose calls run in a separate process, restarted when it ends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,9 @@ class RemoteBackend:
     """Backend for subjects and laws; the judging process never imports it.
 
     Its process begins to import the backend immediately. ``hang_after`` is the time limit of a check in seconds.
-    ``path`` adds import folders. With ``ends_children``, closing ends all children of the judging process, not only
-    the backend's.
+    ``path`` adds import folders. ``report_compiling`` is called with an operation that may be compiling, and with an
+    empty text when it has ended. With ``ends_children``, closing ends all children of the judging process, not only the
+    backend's.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class RemoteBackend:
         self._declared: Mapping[str, Any] | None = None
         self._functions: set[str] = set()
         self._kind, self._to_numpy = RemoteArray, False
+        self.report_compiling: Callable[[str], None] = lambda what: None
         self.host = self._new_host()
 
     def await_declarations(self, seconds: float, expected: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
@@ -59,6 +61,8 @@ class RemoteBackend:
                     f"got {value!r} in the process that is judged"
                 )
         self._declared = declared
+        self.host.shapes_are_expensive = (declared["limits"] or {}).get("new_shapes") == "expensive"
+        self.host.report_compiling = self.report_compiling
         self._functions = {str(x) for key in ("operations", "optional") for x in description[key]} - CONVERSIONS
         self._kind = RemoteNumpyArray if description["numpy"] is True else RemoteArray
         self._to_numpy = "to_numpy" in description["optional"]

@@ -19,11 +19,12 @@ import numpy as np
 from attnspec.conformance.judging.foreign_calls import Raised, printable
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.remote.arrays import ABSENT, RemoteArray, handle_class
-from attnspec.conformance.remote.clock import INTERVAL, Clock, Deadline, Watch
+from attnspec.conformance.remote.clock import COMPILING, INTERVAL, Clock, Deadline, FirstCall, Watch
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.raised import MalformedReply, exception_from_json
 from attnspec.conformance.remote.sandbox import files_of, launch
 from attnspec.conformance.remote.wire import LENGTHS, MAX_BYTES, MAX_TEXT, Reader, dtype_text, header
+from attnspec.spec.contract.tree import flatten
 
 MAX_QUEUED, MAX_QUEUED_BYTES = 512, 1 << 22
 """Most arrays, and bytes of arrays, in the queue."""
@@ -33,6 +34,9 @@ ANSWER_KINDS = ("r", "e", "u", "l", "x", "h")
 
 LARGE = 1 << 14
 """Bytes from which an array is sent after the request, without a copy."""
+
+CALLS = {"operation", "in_thread", "call"}
+"""Requests that call the backend's functions."""
 
 READ_AHEAD = 16
 """Arrays that are read ahead with one request."""
@@ -88,6 +92,9 @@ class HostProcess:
         self.clock = Clock(allowed)
         self.changes = 0
         self.left: list[str] = []
+        self.shapes_are_expensive = False
+        self.report_compiling: Callable[[str], None] = lambda what: None
+        self._called: set[Any] = set()
         self.defers_conversions, self.waits_for_steps = True, False
         # By kind of step, once one has succeeded: the class of a pipelined step's result.
         self._result_classes: dict[Any, type[RemoteArray]] = {}
@@ -128,6 +135,10 @@ class HostProcess:
             self.close()
             raise BackendError(printable(str(description)))
         return description
+
+    def start_case(self) -> None:
+        """Forget the shapes of earlier calls: another dtype may be compiled for them."""
+        self._called.clear()
 
     def start_check(self) -> None:
         """Start the clock of a check."""
@@ -241,7 +252,10 @@ class HostProcess:
         self._send(LENGTHS.pack(len(queue), len(message)) + queue + message)
         for x in large:
             self._send(x.reshape(-1).view(np.uint8))
-        (letter, answer), payload = self._receive(self.clock)
+        clock = self._clock_of(request, args)
+        (letter, answer), payload = self._receive(clock)
+        if clock is not self.clock:
+            self.report_compiling("")
         try:
             reader = Reader(payload, lambda *details: self._handle(reader, *details))
             if letter == "r":
@@ -269,6 +283,20 @@ class HostProcess:
                 # The same violation as if ``from_numpy`` had raised before it returned a handle.
                 raise Violation(f"from_numpy raised {Raised(error).message}", reason=Reason.RAISED)
         raise error
+
+    def _clock_of(self, request: str, args: Any) -> Clock:
+        """Return the clock of the check, or one of its own for the first call with new shapes."""
+        if request not in CALLS:
+            return self.clock
+        function, positional, keyword = args
+        name = function if isinstance(function, str) else "a backward pass"
+        passed = flatten({**dict(enumerate(positional)), **keyword}).items()
+        key = name, *((path, getattr(x, "shape", x if isinstance(x, bool | str) else None)) for path, x in passed)
+        if key in self._called:
+            return self.clock
+        self._called.add(key)
+        times = COMPILING if self.shapes_are_expensive else 1
+        return FirstCall(times * self.clock.allowed, partial(self.report_compiling, name))
 
     def read(self, x: RemoteArray) -> Any:
         """Return the contents of an array: sent with its handle, read ahead, or requested now.

@@ -9,6 +9,12 @@ from attnspec.conformance.remote.processes import HAS_PROC, usage
 WALL = 8.0
 """Wall time allowed to a process without a processor, in multiples of the limit."""
 
+COMPILING = 8
+"""Time limit where the backend declares that new shapes are expensive, in multiples of the usual one."""
+
+REPORTED = 5.0
+"""Seconds after which a first call is reported as compiling."""
+
 INTERVAL = 0.25
 """Seconds between two looks at the clock."""
 
@@ -32,6 +38,24 @@ class Clock:
     def over(self) -> bool:
         """True if the check has used up its time."""
         return self.spent >= self.allowed or self.passed >= WALL * self.allowed
+
+
+class FirstCall(Clock):
+    """A limit for the first call with new shapes, which may compile: it does not count as time of the check.
+
+    ``report`` is called, each time that the clock is looked at, once the call lasts longer than ``REPORTED`` seconds.
+    """
+
+    def __init__(self, allowed: float, report: Callable[[], None]) -> None:
+        super().__init__(allowed)
+        self.report = report
+
+    @property
+    def over(self) -> bool:
+        """True if the call has used up its time; reports it if it is long."""
+        if self.passed >= REPORTED:
+            self.report()
+        return super().over
 
 
 class Deadline(Clock):

@@ -20,6 +20,7 @@ from attnspec.conformance.judging.own_errors import Containment, contained, join
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import INTERRUPTED, STOPPED, Result, Status
 from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.remote.clock import COMPILING
 from attnspec.conformance.running.expectations import expectations, unexpected
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
@@ -117,7 +118,9 @@ class InProcess:
     def marking(self) -> Iterator[Marker]:
         """Yield a timer for the checks; it runs only in workers of ``attnspec check``."""
         is_worker = self.settings.shared_folder is not None
-        timer = HangTimer(self.settings.hang_after if is_worker else 0)
+        # A check may call with several new shapes, and this process cannot see which call compiles.
+        times = COMPILING if self.contract.limits.new_shapes == "expensive" else 1
+        timer = HangTimer(times * self.settings.hang_after if is_worker else 0)
         try:
             yield timer
         finally:

@@ -96,6 +96,7 @@ class Isolated(InProcess):
     def marking(self) -> Iterator[Recorder]:
         """Yield a recorder: it stores every check, to be blamed, and starts its clock."""
         remote = self.backend
+        remote.host.start_case()
         # Looked up at every check: a restarted backend has another host.
         yield Recorder(remote.incidents, self.case.operation, self.case.dtype, lambda: remote.host.start_check())
 

@@ -15,6 +15,7 @@ from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.processes import adopt_orphans
 from attnspec.conformance.remote.sandbox import use_sandbox
+from attnspec.conformance.running.compiling import Notice
 from attnspec.conformance.running.contract_file import read_contract
 from attnspec.conformance.running.keys import CONTRACT_KEY, JUDGED_BACKENDS
 from attnspec.conformance.running.probe import IMPORT_SECONDS
@@ -80,6 +81,8 @@ class JudgedBackends:
                 ends_children=is_worker,
                 sandbox=use_sandbox(settings.sandbox),
             )
+            if settings.shared_folder is not None:
+                self._backends[key].report_compiling = Notice(Path(settings.shared_folder))
         return self._backends[key]
 
     def await_ready(self, name: str, settings: Settings, path: tuple[str, ...] = ()) -> tuple[RemoteBackend, Contract]:

@@ -101,6 +101,14 @@ class Bar(Progress):
     def count(self, line: str, description: str | None = None) -> None:
         """Advance by one; without a terminal, print ``line`` when it is due."""
         self.update(self.task, advance=1, description=description)
+        self._print_when_due(line)
+
+    def show(self, line: str, description: str) -> None:
+        """Change the description; without a terminal, print ``line`` when it is due."""
+        self.update(self.task, description=description)
+        self._print_when_due(line)
+
+    def _print_when_due(self, line: str) -> None:
         last = self._printed and self.tasks[0].finished
         if not self.console.is_terminal and (last or time.monotonic() - self._last > LINE_SECONDS):
             self._last, self._printed = time.monotonic(), True
@@ -125,6 +133,11 @@ class ProgressDisplay:
         """Set the number of cases."""
         self.total = total
         self.bar.update(self.bar.task, total=total)
+
+    def compiling(self, operations: list[str]) -> None:
+        """Show that the backend may be compiling these operations."""
+        names = ", ".join(operations)
+        self.bar.show(f"{self.done} of {self.total} cases judged, compiling {names}", f"compiling {names}")
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -11,6 +11,9 @@ from attnspec.spec.contract.precision import DEFAULTS
 LEAST = {"multiple_of": 1, "max_batch_dims": 0, "max_length": 1, "min_length": 0, "min_batch": 0}
 """Smallest allowed value of each integer limit."""
 
+NEW_SHAPES = ("cheap", "expensive")
+"""Costs of the first call with new shapes."""
+
 OPTIONAL = ("head_sizes", "features", "gradients")
 """Limits that may be None, meaning no restriction."""
 
@@ -30,6 +33,7 @@ class Limits:
     - mask, causal: True if optional masks, or the causal flag, are supported.
     - contiguous_only: True if arrays must be contiguous.
     - gradients: operations that ``vjp`` supports, None for all.
+    - new_shapes: ``expensive`` if the first call with new shapes takes seconds, as where kernels are compiled for them.
     """
 
     dtypes: tuple[str, ...] = ("float64", "float32")
@@ -48,6 +52,7 @@ class Limits:
     causal: bool = True
     contiguous_only: bool = False
     gradients: tuple[str, ...] | None = None
+    new_shapes: str = "cheap"
 
     def __post_init__(self) -> None:
         for f in ("dtypes", "devices", "head_sizes", "features", "gradients"):
@@ -59,6 +64,8 @@ class Limits:
         for f in ("divided_heads", "mask", "causal", "contiguous_only"):
             if not isinstance(getattr(self, f), bool):
                 raise ValueError(f"limits {f}: expected True or False; got {getattr(self, f)!r}")
+        if self.new_shapes not in NEW_SHAPES:
+            raise ValueError(f"limits new_shapes: expected {' or '.join(NEW_SHAPES)}; got {self.new_shapes!r}")
         for dtype in self.dtypes:
             if dtype not in DEFAULTS:
                 raise ValueError(f"limits dtypes: expected some of {', '.join(DEFAULTS)}; got {dtype!r}")
