@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -217,3 +218,58 @@ def test_the_examples_of_the_pytorch_backend_print_what_their_comments_say(capsy
         if find_spec("llvmlite") is None:  # as the text above the example says
             comments = [line.replace(": llvm", ": pytorch").replace("llvm", "plain") for line in comments]
         assert capsys.readouterr().out.splitlines() == comments
+
+
+def cuda_adapter(name: str, folder: Path, *changes: tuple[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run an adapter of docs/cuda-kernel.md on the CPU, with changes of its code."""
+    (code,) = re.findall(rf"```python\n(# {name}\.py\n.*?)```", read("docs/cuda-kernel.md"), re.DOTALL)
+    for old, new in (('"devices": ("cuda",)', '"devices": ("cpu",)'), *changes):
+        assert code.count(old) == 1
+        code = code.replace(old, new)
+    (folder / f"{name}.py").write_text(code, encoding="utf-8")
+    command = [sys.executable, "-m", "attnspec.conformance.cli", "check", f"{name}.py", "--hang-after", "60"]
+    command += ["--law", "operation.oracle", "--law", "operation.dtype"]
+    interpreted = {**os.environ, "TRITON_INTERPRET": "1"}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=interpreted)
+
+
+@pytest.mark.slow
+def test_the_triton_adapter_conforms_in_the_interpreter(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    done = cuda_adapter("rows", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+SCORES = """
+#include <stdint.h>
+typedef int64_t size;
+int launch_dot_scores(const float *q, const float *k, float *s, size b, size n, size m, size d, void *stream) {
+    for (int64_t r = 0; r < b * n; r++)
+        for (int64_t j = 0; j < m; j++) {
+            double sum = 0;
+            for (int64_t f = 0; f < d; f++) sum += (double)q[r * d + f] * k[(r / n * m + j) * d + f];
+            s[r * m + j] = sum;
+        }
+    return 0;
+}
+"""
+"""The library of docs/cuda-kernel.md, for the CPU."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_adapter_of_a_library_conforms_on_the_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "scores.c").write_text(SCORES, encoding="utf-8")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libscores.so", "scores.c"], cwd=tmp_path, check=True)
+    done = cuda_adapter("library", tmp_path, ("torch.cuda.current_stream(query.device).cuda_stream", "None"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_adapters_of_cuda_kernels_are_python_and_declare_known_limits() -> None:
+    codes = re.findall(r"```python\n(.*?)```", read("docs/cuda-kernel.md"), re.DOTALL)
+    assert len(codes) == 3
+    for code in codes:
+        compile(code, "cuda-kernel.md", "exec")
+        limits = Limits.of(eval(re.findall(r"limits = (\{.*\})", code)[0]))
+        assert limits.chosen_device("auto") == "cuda"

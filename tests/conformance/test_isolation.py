@@ -124,7 +124,7 @@ def judge_again(incidents: Incidents, calls: list[Any], *laws: str) -> dict[str,
         calls.append((query, key))
         return reference.dot_scores(query, key)
 
-    host = SimpleNamespace(start_check=lambda: None)
+    host = SimpleNamespace(start_check=lambda: None, start_case=lambda: None)
     backend: Any = SimpleNamespace(name="counting", dot_scores=dot_scores, incidents=incidents, host=host)
     case = Case("dot_scores", "float64", laws)
     return {r.law: r for r in Isolated(backend, Contract.of(backend), case, Settings()).judged({})}

@@ -15,7 +15,7 @@ FILE = "attnspec-large-arrays.lock"
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Wait for other judges with large arrays, and keep them waiting, if files can be locked."""
+    """Wait for other judges with large arrays; keep them waiting meanwhile."""
     if fcntl is None:
         yield
         return

@@ -285,7 +285,7 @@ class HostProcess:
         raise error
 
     def _clock_of(self, request: str, args: Any) -> Clock:
-        """Return the clock of the check, or one of its own for the first call with new shapes."""
+        """Return the clock of the check; for new shapes, a clock of their own."""
         if request not in CALLS:
             return self.clock
         function, positional, keyword = args

@@ -10,7 +10,7 @@ WALL = 8.0
 """Wall time allowed to a process without a processor, in multiples of the limit."""
 
 COMPILING = 8
-"""Time limit where the backend declares that new shapes are expensive, in multiples of the usual one."""
+"""Time limit for declared expensive new shapes, in multiples of the usual one."""
 
 REPORTED = 5.0
 """Seconds after which a first call is reported as compiling."""
@@ -41,9 +41,10 @@ class Clock:
 
 
 class FirstCall(Clock):
-    """A limit for the first call with new shapes, which may compile: it does not count as time of the check.
+    """A limit for the first call with new shapes, which may compile.
 
-    ``report`` is called, each time that the clock is looked at, once the call lasts longer than ``REPORTED`` seconds.
+    Its time does not count as time of the check. Each look at the clock calls ``report`` once the call takes longer
+    than ``REPORTED`` seconds.
     """
 
     def __init__(self, allowed: float, report: Callable[[], None]) -> None:

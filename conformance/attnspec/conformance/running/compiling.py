@@ -1,4 +1,4 @@
-"""Notices of workers that wait for a backend which may be compiling, for the progress of the run."""
+"""Notices of workers whose backend may be compiling, for the progress of a run."""
 
 import os
 import threading
