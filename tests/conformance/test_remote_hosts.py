@@ -243,7 +243,7 @@ def test_a_violation_before_a_failed_pipelined_call_stands(monkeypatch: pytest.M
         calls.append(1)
         return reference.dot_scores(query, key) + (len(calls) == 1)
 
-    host = SimpleNamespace(start_check=lambda: None)
+    host = SimpleNamespace(start_check=lambda: None, start_case=lambda: None)
     backend: Any = SimpleNamespace(name="once", dot_scores=dot_scores, incidents=Incidents(20.0), host=host)
 
     def judging(*arguments: Any, mark: Mark, **options: Any) -> list[Result]:
