@@ -26,6 +26,9 @@ from .batches import batch_of, batches, merge_batch, merge_bias, merge_ints, mer
 WIDEST = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
 """Largest head size with tiles within a GPU's shared memory; other dtypes have no kernel."""
 
+KINDS: tuple[type[Tensor], ...] = (Tensor, torch.nn.Parameter)
+"""Classes of tensors that kernels take; others may compute differently."""
+
 SCALES = 2.0**-40, 2.0**40
 """Smallest and largest scale and cap that float32 handles; the formula computes others."""
 
@@ -100,9 +103,8 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring
     """`Call` of these tensors."""
     (heads, n, d), (heads_k, m, d_v) = query.shape[-3:], value.shape[-3:]
     others = [x for x in (*visible, scoring.bias, scoring.slopes) if isinstance(x, Tensor)]
-    kinds = Tensor, torch.nn.Parameter
     tensors = query, key, value, *others
-    strided = all(x.layout is torch.strided and type(x) in kinds for x in tensors)
+    strided = all(x.layout is torch.strided and type(x) in KINDS for x in tensors)
     alike = strided and not any_lazy(*tensors) and query.dtype == key.dtype == value.dtype
     learned = any(x is not None and needs_gradients(x) for x in (scoring.bias, scoring.slopes))
     entries = min(batch.numel() for batch in batches(query, key, value, visible, scoring))
