@@ -102,7 +102,7 @@ INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, 
 
 
 class PretendedTensor(Tensor):
-    """A tensor that says it is on a GPU; ``numbers`` is its content, a tensor of the CPU."""
+    """A tensor that says it is on a GPU; ``numbers`` are its content."""
 
     numbers: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -246,7 +246,7 @@ def _pretended(x: Any) -> Any:
 
 
 def pretended(x: Tensor) -> Tensor:
-    """Return a copy of a CPU tensor on the pretended GPU; it requires gradients if x does."""
+    """Copy a tensor to the pretended GPU; the copy requires gradients if x does."""
     return PretendedTensor(x.detach().clone()).requires_grad_(x.requires_grad)
 
 
@@ -255,8 +255,8 @@ def pretended(x: Tensor) -> Tensor:
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     """Output and log Σ exp of scores in float32; 0 and −∞ without keys."""
-    none = (scores == -torch.inf).all(-1, keepdim=True)
-    weights = torch.softmax(scores.masked_fill(none, 0.0), -1).masked_fill(none, 0.0)
+    keyless = (scores == -torch.inf).all(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(keyless, 0.0), -1).masked_fill(keyless, 0.0)
     return (weights @ value.to(weights.dtype)).to(query.dtype), torch.logsumexp(scores, -1)
 
 
@@ -302,7 +302,7 @@ def _added_product_in(
 def _additive(
     a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inner: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """``attnspec::additive_attention_triton`` by the formula; log2 Σ exp2 up to a constant is log2 of Σ exp."""
+    """``attnspec::additive_attention_triton`` by the formula."""
     allowed = _allowed(mask, inner, causal, a.shape[0], a.shape[1], b.shape[1])
     terms = (a.float()[:, :, None] + b.float()[:, None]).tanh()
     scores = (terms @ w_v.float()).masked_fill(~allowed, -torch.inf)
@@ -314,8 +314,8 @@ def _additive(
 
 
 def _weights(scores: Tensor, allowed: Tensor) -> Tensor:
-    none = ~allowed.any(-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(none, 0.0), -1).masked_fill(~allowed, 0.0)
+    keyless = ~allowed.any(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(keyless, 0.0), -1).masked_fill(~allowed, 0.0)
 
 
 def _allowed(mask: Tensor | None, inner: int, causal: bool, batch: int, n: int, m: int) -> Tensor:
@@ -379,15 +379,15 @@ OF_TRITON: dict[str, Callable[..., Any]] = {
     "attnspec::additive_scores_triton_backward": _additive_scores_gradients,
     "attnspec::additive_step_triton": _additive_step,
 }
-"""Operators that launch Triton's kernels, by the formula: for processes where the kernels are not interpreted."""
+"""Operators of Triton's kernels, by the formula, where the kernels are not interpreted."""
 
 
 GRID = 65_535
-"""Largest second and third size of a grid of blocks: heads and batch elements of a fused kernel."""
+"""Most heads, and most batch elements, of a fused kernel: sizes of a grid of blocks."""
 
 
 def refuse_misaligned(*tensors: Tensor) -> None:
-    """Raise unless kernels that load 16 bytes at once can read the tensors; PyTorch 2.11 does not check addresses."""
+    """Raise for addresses at which 16 bytes cannot be loaded at once; PyTorch 2.11 does not."""
     aligned = all(x.data_ptr() % 16 == 0 for x in tensors)
     DEVICE.demand(aligned, "misaligned address (https://github.com/pytorch/pytorch/issues/183484)")
 
