@@ -94,6 +94,8 @@ def learning(monkeypatch: pytest.MonkeyPatch) -> None:
         (FLASH._replace(m=0), Visible(), Scoring(), "plain"),
         (FLASH._replace(n=0), Visible(), Scoring(), "plain"),
         (FLASH._replace(entries=0), Visible(), Scoring(), "plain"),
+        (FLASH._replace(entries=8191), Visible(), Scoring(), "enable_gqa"),
+        (FLASH._replace(entries=8192), Visible(), Scoring(), "plain"),  # 65,536 exceeds a grid
         (FLASH._replace(learned=True), Visible(), Scoring(bias=BIAS), "plain"),
         (FLASH, Visible(), Scoring(scale=0.0), "plain"),
         (FLASH, Visible(), Scoring(softcap=1e-20), "plain"),
@@ -113,6 +115,8 @@ def test_a_call_on_cuda_has_one_path(call: Call, seen: Visible, scoring: Scoring
 
 SAME_ENDS = [0, 5, 5, 128], [0, 5, 5, 128]
 OTHER_ENDS = [0, 5, 128], [0, 7, 128]
+MANY_ENDS = [0] * 40_000 + [128], [0] * 40_000 + [128]
+"""40,000 sequences, of which one is not empty; twice as many exceed a grid."""
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,8 @@ OTHER_ENDS = [0, 5, 128], [0, 7, 128]
         (FLASH, SAME_ENDS, visible(None, True, (4, None)), Scoring(0.5), "varlen"),
         (FLASH, OTHER_ENDS, visible(None, True, None), Scoring(), "flex"),
         (FLASH, OTHER_ENDS, visible(None, False, (3, 3)), Scoring(), "flex"),
+        (FLASH, MANY_ENDS, Visible(), Scoring(), "varlen"),
+        (FLASH._replace(entries=2), MANY_ENDS, Visible(), Scoring(), "flex"),
         (FLASH, ([0, 5, 128], [0, 0, 128]), Visible(), Scoring(), "flex"),
         (FLASH, ([0, 0, 128], [0, 5, 128]), Visible(), Scoring(), "varlen"),
         (FLASH, SAME_ENDS, Visible(), Scoring(softcap=2.0), "flex"),
@@ -147,7 +153,7 @@ def test_a_call_is_read_from_its_tensors() -> None:
     query, key, value = operands(torch.bfloat16)
     call = cuda_groups.call_of(query, key, value, Visible(), Scoring())
     assert call == Call("cpu", torch.bfloat16, 4, SMALL[0], 24, 2, SMALL[1], 40, 2)
-    assert cuda_groups.call_of(query, key, value, Visible(lengths=LENGTHS[:0]), Scoring()).entries == 0
+    assert cuda_groups.call_of(query[:0], key[:0], value[:0], Visible(), Scoring()).entries == 0
     assert cuda_groups.call_of(query, key, value.requires_grad_(), Visible(), Scoring()).tracked
     bias = BIAS.clone().requires_grad_()
     assert cuda_groups.call_of(query, key, value.detach(), Visible(), Scoring(bias=bias)).learned

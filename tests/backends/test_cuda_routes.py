@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends import pytorch as backend
+from attnspec.backends.pytorch.kernels.dot import cuda_fused
 from attnspec.spec import Operation
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.tree import flatten, map_tree
@@ -103,9 +104,9 @@ WITH_ARRAYS = [o for o in OPERATIONS_HERE if o.leaves]
 @pytest.mark.parametrize("operation", WITH_ARRAYS, ids=name_of)
 def test_every_operation_computes_on_the_gpu(operation: Operation, dtype: torch.dtype, gpu: Device) -> None:
     inputs = inputs_of(operation, dtype)
-    moved = on_gpu(inputs)
-    wanted = [path for path, x in flatten(moved).items() if is_float(x)] if operation.differentiable else []
-    result, backward = backend.pullback(operation.name, moved, wanted)
+    placed = on_gpu(inputs)
+    wanted = [path for path, x in flatten(placed).items() if is_float(x)] if operation.differentiable else []
+    result, backward = backend.pullback(operation.name, placed, wanted)
     assert all(isinstance(x, PretendedTensor) for x in flatten(result).values() if x is not None)
     how: dict[str, Any] = {"precision": DEFAULTS[str(dtype).removeprefix("torch.")], "informative": False}
     assert_within_budgets(result, operation.name, **inputs, **how)
@@ -115,3 +116,114 @@ def test_every_operation_computes_on_the_gpu(operation: Operation, dtype: torch.
         assert all(isinstance(x, PretendedTensor) for x in gradients.values())
         ordered = tuple(gradients[path] for path in wanted)
         assert_gradients_within_budgets(ordered, weights, operation.name, **inputs, **how)
+
+
+READS = {
+    "rnn", "lstm", "bidirectional_rnn", "bidirectional_lstm", "stacked_rnn", "stacked_lstm", "rnn_self_attention",
+    "greedy_decode", "beam_decode", "variable_length_attention",
+}  # fmt: skip
+"""Operations that read numbers: lengths, or whether a search has ended."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("operation", WITH_ARRAYS, ids=name_of)
+def test_no_operation_waits_for_the_gpu_while_a_graph_is_captured(
+    operation: Operation, dtype: torch.dtype, gpu: Device
+) -> None:
+    inputs = inputs_of(operation, dtype)
+    placed = on_gpu(inputs)
+    wanted = [path for path, x in flatten(placed).items() if is_float(x)] if operation.differentiable else []
+    before = len(gpu.waits)
+    result, backward = backend.pullback(operation.name, placed, wanted)
+    assert operation.name in READS or len(gpu.waits) == before
+    with gpu.without_waiting():
+        captured, backward = backend.pullback(operation.name, placed, wanted)
+        if wanted:
+            backward(map_tree(captured, lambda _, x: torch.ones_like(x) if is_float(x) else None))
+    how: dict[str, Any] = {"precision": DEFAULTS[str(dtype).removeprefix("torch.")], "informative": False}
+    assert_within_budgets([result, captured], operation.name, **inputs, **how)
+
+
+# Limits of PyTorch's kernels ------------------------------------------------------------------------------------------
+
+
+def moved(*tensors: Tensor) -> list[Tensor]:
+    return [pretended(x) for x in tensors]
+
+
+def shifted(x: Tensor, elements: int) -> Tensor:
+    """A view of the same numbers, ``elements`` behind the beginning of its memory."""
+    memory = x.new_zeros(x.numel() + elements)
+    memory[elements:] = x.flatten()
+    return memory[elements:].view(x.shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_misaligned_views_are_copied(dtype: torch.dtype, masked: bool, gpu: Device) -> None:
+    x = torch.randn(2, 3, 9, 8).to(dtype)
+    mask = torch.rand(9, 9) > 0.4 if masked else None
+    (y,) = moved(x)
+    views = [shifted(y, 1), torch.cat((y, y[..., :1]), -1)[..., :8], y.mT.contiguous().mT]
+    allowed = None if mask is None else pretended(mask)
+    results = [backend.scaled_dot_product_attention(view, view, view, mask=allowed) for view in views]
+    assert "math" not in gpu.kernels
+    assert_within_budgets(results, "scaled_dot_product_attention", x, x, x, mask=mask)
+    if not masked:
+        grouped = [backend.grouped_query_attention(view, view, view) for view in views]
+        assert_within_budgets(grouped, "grouped_query_attention", x, x, x)
+
+
+def test_packed_sequences_may_be_misaligned_views(gpu: Device) -> None:
+    x, ends = torch.randn(1, 3, 9, 8).bfloat16(), torch.tensor([0, 4, 9])
+    view, on_device = shifted(pretended(x), 1), pretended(ends)
+    result = backend.variable_length_attention(view, view, view, on_device, on_device)
+    assert gpu.kernels == ["varlen"]
+    assert_within_budgets(result, "variable_length_attention", x, x, x, ends, ends)
+
+
+def test_repeated_keys_are_copied_under_a_mask(gpu: Device) -> None:
+    query, key, mask = torch.randn(3, 2, 5, 8), torch.randn(1, 2, 33, 8), torch.rand(3, 2, 5, 33) > 0.4
+    q, k, allowed = moved(query, key, mask)
+    result = backend.scaled_dot_product_attention(q, k, k, mask=allowed)
+    assert gpu.kernels == ["efficient"]
+    assert_within_budgets(result, "scaled_dot_product_attention", query, key, key, mask=mask)
+
+
+@pytest.mark.parametrize("shape", [(65_537, 1), (1, 65_537), (65_536,), (2, 2, 65_536)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_more_heads_than_a_grid_has_take_several_calls(shape: tuple[int, ...], masked: bool, gpu: Device) -> None:
+    query = torch.randn(*shape, 2, 4)
+    key, value = torch.randn(*shape, 3, 4), torch.randn(*shape, 3, 4)
+    mask = torch.rand(*shape, 1, 3) > 0.4 if masked else None
+    q, k, v = leaves = [x.requires_grad_() for x in moved(query, key, value)]
+    allowed = None if mask is None else pretended(mask)
+    result = backend.scaled_dot_product_attention(q, k, v, mask=allowed)
+    assert gpu.kernels == ["efficient", "efficient"]
+    expected = backend.scaled_dot_product_attention(query, key, value, mask=mask)
+    # budgets of so many numbers take minutes
+    assert (result.detach().cpu() - expected).abs().max() < 1e-5
+    assert all(x.isfinite().all() for x in torch.autograd.grad(result.sum(), leaves))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_of_many_pairs_take_several_calls(causal: bool, gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_fused, "MOST_PAIRS", 16 * 4)
+    query, key, mask = torch.randn(2, 1, 9, 8), torch.randn(2, 1, 7, 8), torch.rand(2, 1, 9, 7) > 0.4
+    q, k, allowed = moved(query, key, mask)
+    result = backend.scaled_dot_product_attention(q, k, k, mask=allowed, causal=causal)
+    assert gpu.kernels == ["efficient"] * 3  # three rows of 16 entries each are less than 64
+    assert_within_budgets(result, "scaled_dot_product_attention", query, key, key, mask=mask, causal=causal)
+    one_row = backend.scaled_dot_product_attention(q, k, k, mask=allowed[..., :1, :])
+    assert gpu.kernels == ["efficient"] * 4
+    assert_within_budgets(one_row, "scaled_dot_product_attention", query, key, key, mask=mask[..., :1, :])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_calls_within_the_limits_compile_as_one_graph(masked: bool) -> None:
+    compiled = torch.compile(cuda_fused.dense, backend="eager", fullgraph=True, dynamic=True)
+    for n, m in ((5, 7), (9, 4)):
+        query, key = torch.randn(2, 3, n, 8), torch.randn(2, 3, m, 8)
+        mask = torch.rand(1, 1, n, m) > 0.4 if masked else None
+        results = [call(query, key, key, mask, True, 8**-0.5) for call in (compiled, cuda_fused.dense)]
+        assert_within_budgets(results, "scaled_dot_product_attention", query, key, key, mask=mask, causal=True)

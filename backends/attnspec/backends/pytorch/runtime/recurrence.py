@@ -1,7 +1,8 @@
 """Recurrent networks over sequences: by PyTorch's fused operators, or step by step.
 
 Networks without a fused operator (a GRU whose reset gate comes before the product), empty sequences and batches, and
-everything under transforms run step by step. One product then covers the inputs of all steps.
+everything under transforms run step by step. One product then covers the inputs of all steps. The fused operators take
+lengths on the CPU: on a GPU, calls with lengths wait for the device, and run step by step while a CUDA graph captures.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from torch.nn.functional import linear
 
 from attnspec.backends.bases.torch_recurrent import State, join_gates, run_fused, run_packed
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, upcast
-from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
+from attnspec.backends.pytorch.runtime.transforms import being_captured, operations_intercepted
 
 
 class Network(NamedTuple):
@@ -56,9 +57,10 @@ def recurrence(
     flat = _flattened(x, batch, count, 2)
     states = [tuple([_flattened(part, batch, count, 1) for part in s]) for s in states]
     counts = None if lengths is None else lengths.expand(tuple(batch)).reshape(count)
-    if network.fused is None or not count or not steps or operations_intercepted():
+    unreadable = operations_intercepted() or (counts is not None and being_captured(x))
+    if network.fused is None or not count or not steps or unreadable:
         hidden, final = _run_stepwise(network, flat, states, weights, counts, directions)
-    elif counts is None or bool((counts == steps).all()):
+    elif counts is None or bool(((counts := counts.cpu()) == steps).all()):
         hidden, final = run_fused(network.fused, (flat,), states, weights, directions)
     else:
         hidden, final = run_packed(network.fused, flat, states, weights, counts, directions)

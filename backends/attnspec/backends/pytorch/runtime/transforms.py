@@ -41,6 +41,11 @@ def operations_intercepted() -> bool:
     )
 
 
+def being_captured(x: Tensor) -> bool:
+    """Return whether a CUDA graph captures operations on x: its numbers cannot be read."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def any_lazy(*tensors: Tensor) -> bool:
     """Return whether a tensor's memory does not hold its numbers: lazy negation, or unallocated zeros."""
     # `any` of a generator takes twice the time of a list

@@ -75,7 +75,7 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor 
         if mask is not None:
             allowed = allowed & mask
         nonfinite = mask is not None or causal  # assumed where values cannot be read
-        if nonfinite and not operations_intercepted():
+        if nonfinite and a.is_cpu and not operations_intercepted():  # elsewhere reading would wait for the device
             nonfinite = not bool(a.isfinite().all() & b.isfinite().all() & value.isfinite().all())
         parts = []
         for chunk in _chunks(n, batch.numel(), m, max(b.shape[-1], d) if nonfinite else b.shape[-1]):
@@ -95,7 +95,7 @@ def attention_in_memory(
     allowed = allowed.expand(*allowed.shape[:-1], m)
     if causal:
         allowed = allowed & causal_triangle(n, m, a.device)
-    nonfinite = operations_intercepted() or not all(map(finite, (a, b, value)))
+    nonfinite = not a.is_cpu or operations_intercepted() or not all(map(finite, (a, b, value)))
     return _attention_chunk(a, b, w_v, value, allowed, nonfinite)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 
 
 def batches(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> list[torch.Size]:
@@ -52,8 +53,29 @@ def merge_bias(x: Tensor, batch: torch.Size, m: int) -> Tensor:
     return x if x.stride(-1) == 1 or m == 1 else x.contiguous()
 
 
-def padded_features(x: Tensor, count: int) -> Tensor:
-    """x with contiguous rows of at least ``count`` features; added zeros change no score or column."""
+LOADED_BYTES = 16
+"""Bytes that kernels on CUDA load at once, from addresses divisible by it."""
+
+
+def padded_features(x: Tensor, count: int, *, repeated: bool = True) -> Tensor:
+    """x with at least ``count`` features, in rows from which kernels can load; zeros change no score or column.
+
+    Unless ``repeated``, dimensions that ``expand`` has repeated are copied: under masks, PyTorch read such keys wrongly
+    (https://github.com/pytorch/pytorch/issues/191937).
+    """
     if x.shape[-1] < count:
         return F.pad(x, (0, count - x.shape[-1]))
-    return x if x.stride(-1) == 1 else x.contiguous()
+    outer = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
+    as_it_is = x.stride(-1) == 1 and _loadable(x, outer) and (repeated or 0 not in outer)
+    return x if as_it_is else x.clone(memory_format=torch.contiguous_format)
+
+
+def _loadable(x: Tensor, strides: list[int]) -> bool:
+    """Return whether every row begins at a multiple of `LOADED_BYTES`.
+
+    PyTorch 2.11 does not look at the address. A kernel that reads one between two multiples fails, and so does every
+    later operation on the device: https://github.com/pytorch/pytorch/issues/183484. Under ``torch.compile`` and
+    transforms a tensor has no address, and only its strides are looked at.
+    """
+    address = 0 if operations_intercepted() else x.data_ptr()
+    return all(number % LOADED_BYTES == 0 for number in (address, *(x.itemsize * stride for stride in strides)))

@@ -16,7 +16,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.dot.batches import padded_features
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
-from attnspec.backends.pytorch.runtime.transforms import fused_allowed
+from attnspec.backends.pytorch.runtime.transforms import being_captured, fused_allowed
 
 NAME = "F.scaled_dot_product_attention"
 """Function that `dense` calls; PyTorch does not report which kernel it then runs."""
@@ -27,7 +27,7 @@ WAIT_FROM = 1 << 34
 
 def worth_waiting(query: Tensor, work: int) -> bool:
     """Return whether to read a mask: never inside a graph capture, and only for long work."""
-    return work >= WAIT_FROM and query.is_cuda and not torch.cuda.is_current_stream_capturing()
+    return work >= WAIT_FROM and query.is_cuda and not being_captured(query)
 
 
 AMPERE = 8, 0
@@ -82,28 +82,63 @@ def dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal
         if causal:
             mask = mask & causal_triangle(n, m, mask.device)
         has_key = mask.any(-1, keepdim=True)
-        query, key, value = _padded_operands(query, key, value)
-        output = F.scaled_dot_product_attention(query, key, value, mask | ~has_key, scale=scale)
+        query, key, value = _padded_operands(query, key, value, repeated=False)
+        output = _in_parts(query, key, value, mask | ~has_key, scale)
         return output[..., :d_v].masked_fill(~has_key, 0)
     query, key, value = _padded_operands(query, key, value)
     if not causal:
-        return F.scaled_dot_product_attention(query, key, value, scale=scale)[..., :d_v]
+        return _in_parts(query, key, value, None, scale)[..., :d_v]
     key, value = key[:, :, :n], value[:, :, :n]
     if n <= m:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)[..., :d_v]
-    upper = F.scaled_dot_product_attention(query[:, :, :m], key, value, is_causal=True, scale=scale)
-    lower = F.scaled_dot_product_attention(query[:, :, m:], key, value, scale=scale)
+        return _in_parts(query, key, value, None, scale, causal=True)[..., :d_v]
+    upper = _in_parts(query[:, :, :m], key, value, None, scale, causal=True)
+    lower = _in_parts(query[:, :, m:], key, value, None, scale)
     return torch.cat([upper, lower], -2)[..., :d_v]
+
+
+MOST_BLOCKS = 65_535
+"""Most batch elements, and most heads, of one call: CUDA's limit of a grid.
+
+PyTorch launches larger grids, and raises: https://github.com/pytorch/pytorch/issues/142228.
+"""
+
+MOST_PAIRS = 1 << 32
+"""Number of pairs from which PyTorch's offsets into a mask overflow, without an error.
+
+See https://github.com/pytorch/pytorch/issues/187227.
+"""
+
+
+def _in_parts(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float,
+              causal: bool = False) -> Tensor:  # fmt: skip
+    """PyTorch's attention, by several calls where one would exceed `MOST_BLOCKS` or `MOST_PAIRS`."""
+    rows = query.shape[2]
+    if mask is not None and mask.shape[2] > 1:  # PyTorch pads the rows of a mask to a multiple of 16
+        rows = max(1, (MOST_PAIRS - 1) // _multiple(key.shape[-2], 16))
+    for axis, most in enumerate((MOST_BLOCKS, MOST_BLOCKS, rows)):
+        if query.shape[axis] > most:
+            parts = []
+            for start in range(0, query.shape[axis], most):
+                count = min(most, query.shape[axis] - start)
+                keys, values = (x if axis == 2 else x.narrow(axis, start, count) for x in (key, value))
+                allowed = mask if mask is None or mask.shape[axis] == 1 else mask.narrow(axis, start, count)
+                parts.append(_in_parts(query.narrow(axis, start, count), keys, values, allowed, scale, causal))
+            return torch.cat(parts, axis)
+    return F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale)
 
 
 def _multiple(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _padded_operands(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _padded_operands(
+    query: Tensor, key: Tensor, value: Tensor, *, repeated: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
     """Pad head sizes for the fused kernels; zeros change neither scores nor returned columns."""
     if query.dtype is torch.float64:
         return query, key, value
     unit = 4 if query.dtype is torch.float32 else 8
     d, d_v = _multiple(query.shape[-1], unit), _multiple(value.shape[-1], unit)
-    return padded_features(query, d), padded_features(key, d), padded_features(value, d_v)
+    sizes = (query, d), (key, d), (value, d_v)
+    query, key, value = (padded_features(x, size, repeated=repeated) for x, size in sizes)
+    return query, key, value

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.dot.cuda_fused import has_flash
+from attnspec.backends.pytorch.kernels.dot.cuda_fused import MOST_BLOCKS, has_flash
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
@@ -21,7 +21,7 @@ from attnspec.backends.pytorch.runtime.private import flash_on_cuda
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.transforms import any_lazy, fused_allowed
 
-from .batches import batch_of, batches, merge_batch, merge_bias, merge_ints, merge_mask, padded_features
+from .batches import batch_of, merge_batch, merge_bias, merge_ints, merge_mask, padded_features
 
 WIDEST = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
 """Largest head size with tiles within a GPU's shared memory; other dtypes have no kernel."""
@@ -34,7 +34,10 @@ SCALES = 2.0**-40, 2.0**40
 
 
 class Call(NamedTuple):
-    """Properties that determine a call's path; ``tracked``: operands need gradients, ``learned``: bias or slopes do."""
+    """Properties that determine a call's path.
+
+    ``entries``: number of batch elements. ``tracked``: operands need gradients, ``learned``: bias or slopes do.
+    """
 
     device: str
     dtype: torch.dtype
@@ -79,6 +82,7 @@ def _supported(call: Call, scoring: Scoring) -> bool:
     return (
         max(call.d, call.d_v) <= WIDEST.get(call.dtype, 0)
         and min(call.entries, call.heads, call.n, call.d, call.heads_k, call.m, call.d_v) > 0
+        and call.entries * call.heads <= MOST_BLOCKS
         and SCALES[0] <= abs(scale) <= SCALES[1]
         and SCALES[0] <= cap <= SCALES[1]
         and not call.learned
@@ -107,9 +111,10 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring
     strided = all(x.layout is torch.strided and type(x) in KINDS for x in tensors)
     alike = strided and not any_lazy(*tensors) and query.dtype == key.dtype == value.dtype
     learned = any(x is not None and needs_gradients(x) for x in (scoring.bias, scoring.slopes))
-    entries = min(batch.numel() for batch in batches(query, key, value, visible, scoring))
+    entries = batch_of(query, key, value, visible, scoring).numel()
     device, dtype = query.device.type if alike else "none", query.dtype
-    return Call(device, dtype, heads, n, d, heads_k, m, d_v, entries, needs_gradients(query, key, value), learned)
+    tracked = needs_gradients(query, key, value)
+    return Call(device, dtype, heads, n, d, heads_k, m, d_v, entries, tracked, learned)
 
 
 @lru_cache(maxsize=8)

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot import cuda_groups, groups
 from attnspec.backends.pytorch.kernels.dot.batches import merge_batch, padded_features
+from attnspec.backends.pytorch.kernels.dot.cuda_fused import MOST_BLOCKS
 from attnspec.backends.pytorch.kernels.dot.cuda_groups import Call, takes_flash
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible, locate
 from attnspec.backends.pytorch.runtime.accumulation import finite
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.forcing import forced
-from attnspec.backends.pytorch.runtime.transforms import fused_allowed
+from attnspec.backends.pytorch.runtime.transforms import being_captured, fused_allowed
 
 Ends = tuple[list[int], list[int]]
 """For queries and for keys: the start of each sequence, then the end of the last."""
@@ -36,21 +37,27 @@ def path_of(call: Call, ends: Ends, visible: Visible, scoring: Scoring, varlen: 
     counts = [[b - a for a, b in pairwise(x)] for x in ends]
     with_keys = all(keys or not queries for queries, keys in zip(*counts, strict=True))
     aligned = (visible.left is None and visible.right is None) or counts[0] == counts[1]
-    return "varlen" if with_keys and aligned else "flex"
+    fits = call.entries * len(counts[0]) <= MOST_BLOCKS
+    return "varlen" if with_keys and aligned and fits else "flex"
 
 
 def path_for(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor,
              visible: Visible = groups.ALL_PAIRS, scoring: Scoring = groups.DEFAULT_SCORING) -> str:  # fmt: skip
-    """Path of packed sequences, which may depend on lengths; ``visible`` has at most a window."""
+    """Path of packed sequences; ``visible`` has at most a window.
+
+    On CUDA, lengths are read where ``varlen`` may serve the call: that waits for the device, and never happens while a
+    graph is captured.
+    """
     path = groups.path_for(query, key, value, Visible(), scoring)
     if path not in ("enable_gqa", "flex"):
         return path
     if query.is_cpu and not (finite(key) and finite(value)):
         return "plain"
     call = cuda_groups.call_of(query, key, value, visible, scoring)
-    ends = query_ends.tolist(), key_ends.tolist()
-    varlen = query.is_cuda and fused_allowed() and has_varlen()
-    return path_of(call, ends, visible, scoring, varlen, forced())
+    varlen = query.is_cuda and takes_flash(call, scoring) and fused_allowed() and has_varlen()
+    if not varlen or being_captured(query):
+        return cuda_groups.path_of(call, visible, scoring, False, forced())
+    return path_of(call, (query_ends.tolist(), key_ends.tolist()), visible, scoring, varlen, forced())
 
 
 @lru_cache(maxsize=1)
