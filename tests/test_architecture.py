@@ -369,7 +369,7 @@ IMPORTED = {
     ),
     "attnspec.reference": name_set("REFERENCE arithmetic choice choosing defines name overridable two_point_design"),
     "attnspec.backends.bases.torch": name_set(
-        "TorchBackend devices free_memory from_numpy gradients modes pullback to_numpy"
+        "TorchBackend default_device devices free_memory from_numpy gradients modes pullback to_numpy"
     ),
     "attnspec.backends.bases.contract": name_set("Operations Table"),
     "attnspec.backends.bases.shapes": name_set("Check"),

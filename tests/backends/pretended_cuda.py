@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import varlen
-from torch.utils._pytree import tree_map
+from torch.utils import _device
+from torch.utils._pytree import tree_leaves, tree_map
 
 from attnspec.backends.pytorch.kernels.dot import cuda_fused, cuda_groups, flex, packed
 
@@ -51,6 +52,7 @@ class Device:
 
     ``waits``: operations that waited for it. ``forbidden``: waiting raises. ``kernels``: PyTorch's fused kernels and
     our operators that ran, in order. ``error``: that of an illegal access, which every later operation raises again.
+    ``has_float64`` is false on some devices, such as Apple's.
     """
 
     waits: list[str] = field(default_factory=list)
@@ -58,6 +60,7 @@ class Device:
     capturing: bool = False
     kernels: list[str] = field(default_factory=list)
     error: str = ""
+    has_float64: bool = True
 
     def wait(self, operation: str) -> None:
         """Record that an operation waits; raise if waiting is forbidden."""
@@ -104,6 +107,8 @@ INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, 
 class PretendedTensor(Tensor):
     """A tensor that says it is on a GPU; ``numbers`` are its content."""
 
+    __module__ = "torch"  # layouts of the suite are made by the library that a type names
+
     numbers: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -116,10 +121,11 @@ class PretendedTensor(Tensor):
             + sum((n - 1) * s for n, s in zip(numbers.shape, numbers.stride(), strict=True))
         )
         size = max(end, 0) if numbers.numel() else 0
-        memory = _empty_strided((size,), (1,), dtype=numbers.dtype, device="meta")
         offset = numbers.storage_offset() if numbers.numel() else 0
-        body = memory.as_strided(numbers.shape, numbers.stride(), offset)
-        return Tensor._make_subclass(cls, body, False)
+        with torch.inference_mode(False):  # PyTorch gives results a version, which tensors of inference lack
+            memory = _empty_strided((size,), (1,), dtype=numbers.dtype, device="meta")
+            body = memory.as_strided(numbers.shape, numbers.stride(), offset)
+            return Tensor._make_subclass(cls, body, False)
 
     def __init__(self, numbers: Tensor) -> None:
         self.numbers = numbers
@@ -187,11 +193,16 @@ class PretendedTensor(Tensor):
         if name.startswith("attnspec::"):
             DEVICE.kernels.append(name.removeprefix("attnspec::"))
         compute = DEFINITIONS.get(name, func)
-        computed = compute(*tree_map(_numbers, args), **tree_map(_numbers, named))
+        unwrap = _numbers if _returns_view(func) else _resolved_numbers
+        computed = compute(*tree_map(unwrap, args), **tree_map(unwrap, named))
         if to_cpu:
             return computed
         if func in WITH_LENGTHS and isinstance(computed, tuple):
             return _pretended(computed[0]), computed[1]
+        if not DEVICE.has_float64 and any(
+            x.dtype is torch.float64 for x in tree_leaves(computed) if isinstance(x, Tensor)
+        ):
+            raise TypeError("the device has no float64")
         returned = _mutated(func, args, named)
         return returned if returned is not None else tree_map(_pretended, computed)
 
@@ -239,6 +250,18 @@ def _mutated(func: Any, args: Any, named: Mapping[str, Any]) -> Any:
 
 def _numbers(x: Any) -> Any:
     return x.numbers if isinstance(x, PretendedTensor) else x
+
+
+def _returns_view(func: Any) -> bool:
+    results = func._schema.returns if hasattr(func, "_schema") else []
+    return any(x.alias_info is not None for x in results)
+
+
+def _resolved_numbers(x: Any) -> Any:
+    """The numbers of x; here PyTorch no longer applies a lazy negation."""
+    numbers = _numbers(x)
+    lazy = isinstance(numbers, Tensor) and numbers.is_neg()
+    return torch._neg_view(numbers).neg() if lazy else numbers
 
 
 def _pretended(x: Any) -> Any:
@@ -565,6 +588,20 @@ def _to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return _tensor_to(x, *args, **kwargs) if args or kwargs else x
 
 
+CONSTRUCTORS = _device._device_constructors()
+"""PyTorch's own factories; the function remembers its result, which must not be those of `_made_on`."""
+
+_of_default_device = _device.DeviceContext.__torch_function__
+
+
+def _make_on_default_device(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """``torch.device("cuda")`` as a context, also for the pretended GPU."""
+    kwargs = kwargs or {}
+    if _is_cuda(mode.device) and func in CONSTRUCTORS and kwargs.get("device") is None:
+        return _pretended(func(*args, **kwargs | {"device": "cpu"}))
+    return _of_default_device(mode, func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
 def _made_on(name: str) -> Callable[..., Any]:
     """Return ``torch.name`` that makes tensors on the pretended GPU, too."""
     original = getattr(torch, name)
@@ -635,6 +672,7 @@ def pretended_cuda(capability: tuple[int, int] = (9, 0)) -> Iterator[Device]:
     patches += [patch.object(torch, name, _made_on(name)) for name in FACTORIES]
     patches += [
         patch.object(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")),
+        patch.object(_device.DeviceContext, "__torch_function__", _make_on_default_device),
         patch.object(Tensor, "to", _to),
         patch.object(Tensor, "cuda", lambda x, *args, **kwargs: _to(x, CUDA)),
         patch.object(Tensor, "cpu", lambda x, *args, **kwargs: _to(x, "cpu")),

@@ -488,9 +488,10 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
         if "usual" not in configuration:
             continue
         for name in ("forward", "gradient queries", "gradient keys", "scores"):
-            # three terms to a reciprocal: 8 operations and one reciprocal for three, and few instructions besides
+            # Three terms to a reciprocal: 8 operations and one reciprocal for three, and few instructions besides. With
+            # 64 reciprocals Triton 3.6 emits 528 operations, 3.7 at most 514; a ninth operation would make 576.
             triple = reports[name]["loops"]["shared"]
-            assert triple["arithmetic"] <= 8 * triple["reciprocals"] + 2
+            assert triple["arithmetic"] <= 8.5 * triple["reciprocals"]
             assert triple["instructions"] <= 3.6 * triple["terms"]
         for name in ("gradient queries", "gradient keys"):
             pair = reports[name]["loops"]["pair"]

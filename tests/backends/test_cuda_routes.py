@@ -1,6 +1,10 @@
 """Every operation on pretended CUDA tensors: placement, numbers, gradients, waits for the device."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +12,9 @@ import torch
 from torch import Tensor
 
 from attnspec.backends import pytorch as backend
-from attnspec.backends.pytorch.kernels.dot import cuda_fused
-from attnspec.spec import Operation
+from attnspec.backends.pytorch.kernels.dot import cuda_fused, sdpa
+from attnspec.backends.pytorch.runtime import accumulation
+from attnspec.spec import OPERATIONS, Operation
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.tree import flatten, map_tree
 from tests.budgets import assert_gradients_within_budgets, assert_within_budgets
@@ -116,6 +121,42 @@ def test_every_operation_computes_on_the_gpu(operation: Operation, dtype: torch.
         assert all(isinstance(x, PretendedTensor) for x in gradients.values())
         ordered = tuple(gradients[path] for path in wanted)
         assert_gradients_within_budgets(ordered, weights, operation.name, **inputs, **how)
+
+
+@pytest.mark.parametrize(
+    "name", ["causal_mask", "sliding_window_mask", "alibi_slopes", "sinusoidal_positional_encoding"]
+)
+def test_operations_without_arrays_compute_on_the_default_device(name: str, gpu: Device) -> None:
+    operation = OPERATIONS[name]
+    sizes = arguments(operation)
+    with backend.default_device("cuda:0"):
+        result = getattr(backend, name)(**sizes)
+    assert isinstance(result, PretendedTensor)
+    assert torch.equal(result.cpu(), getattr(backend, name)(**sizes))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_without_features_rows_are_means_on_every_device(causal: bool, gpu: Device) -> None:
+    query, key, value = torch.zeros(2, 3, 5, 0), torch.zeros(2, 3, 5, 0), torch.randn(2, 3, 5, 4)
+    for scale in (0.5, -1.0):
+        expected = sdpa.attend(query, key, value, causal=causal, scale=scale)
+        result = sdpa.attend(*moved(query, key, value), causal=causal, scale=scale)
+        counts = torch.arange(1.0, 6)[:, None] if causal else torch.tensor(5.0)
+        means = (value.cumsum(-2) if causal else value.sum(-2, keepdim=True)) / counts
+        # budgets of the operation need features: sums of five numbers are exact to some roundings
+        assert all((x - means).abs().max() < 1e-6 for x in (result.cpu(), expected))
+
+
+def test_positions_need_no_float64_on_the_device(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulation, "WITHOUT_FLOAT64", {"cuda"})
+    gpu.has_float64 = False
+    x, positions = torch.randn(2, 5, 6), torch.arange(5) + 7
+    for inputs in ((x,), (x, positions)):
+        result = backend.rotary_embedding(*moved(*inputs))
+        assert isinstance(result, PretendedTensor)
+        assert_within_budgets(result, "rotary_embedding", *inputs)
+    with backend.default_device("cuda"):
+        assert isinstance(backend.sinusoidal_positional_encoding(5, 6), PretendedTensor)
 
 
 READS = {
@@ -227,3 +268,32 @@ def test_calls_within_the_limits_compile_as_one_graph(masked: bool) -> None:
         mask = torch.rand(1, 1, n, m) > 0.4 if masked else None
         results = [call(query, key, key, mask, True, 8**-0.5) for call in (compiled, cuda_fused.dense)]
         assert_within_budgets(results, "scaled_dot_product_attention", query, key, key, mask=mask, causal=True)
+
+
+# The suite ------------------------------------------------------------------------------------------------------------
+
+JUDGED = {
+    "fused kernels": ("scaled_dot_product_attention", "multi_head_attention", "encoder_layer", "luong_context_dot"),
+    "groups": ("grouped_query_attention", "variable_length_attention", "paged_attention", "latent_attention"),
+    "additive": ("additive_attention", "bahdanau_context", "additive_scores", "softmax"),
+    "lengths and places": ("lstm", "padding_mask", "causal_mask", "alibi_slopes", "rotary_embedding", "greedy_decode"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operations", JUDGED.values(), ids=list(JUDGED))
+def test_the_suite_acquits_the_routes_for_cuda(operations: tuple[str, ...]) -> None:
+    """Judge by the declarations for CUDA, in processes that pretend to have a GPU."""
+    chosen = [word for name in operations for word in ("--operation", name)]
+    chosen += ["--dtype", "float32", "--dtype", "bfloat16", "--profile", "quick", "--hang-after", "300"]
+    backend_file = str(Path(__file__).with_name("pretended_pytorch.py"))
+    command = [sys.executable, "-m", "attnspec.conformance.cli", "check", backend_file, "--device", "cuda", *chosen]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=root, env=with_tests(root))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "pytorch on a pretended GPU conforms" in done.stdout
+
+
+def with_tests(root: Path) -> dict[str, str]:
+    """The environment of a process that can import these tests."""
+    return dict(os.environ) | {"PYTHONPATH": str(root)}

@@ -1,6 +1,8 @@
 """Messages of a backend's exceptions: printable, with its own frames, without those of the suite."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.foreign_calls import Raised, printable
+from attnspec.conformance.judging.foreign_calls import Raised, placed, printable
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.remote.loading import load
 from attnspec.spec import OPERATIONS
@@ -93,3 +95,21 @@ def test_names_and_notes_of_a_backend_are_printable() -> None:
     notes = {"kernel\x07": "fast\x1b[0m"}
     contract = Contract.of(SimpleNamespace(name="loud\x1b[31m", notes=notes))
     assert (contract.name, dict(contract.notes)) == (r"loud\x1b[31m", {r"kernel\x07": r"fast\x1b[0m"})
+
+
+def test_operations_without_arrays_are_called_on_the_device() -> None:
+    current = ["cpu"]
+
+    @contextmanager
+    def default_device(device: str) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    backend = SimpleNamespace(causal_mask=lambda *_: current[-1], dot_scores=lambda *_: current[-1])
+    assert placed(backend, "causal_mask", "cuda:0")() == "cpu"
+    backend.default_device = default_device
+    devices = [placed(backend, name, "cuda:0")() for name in ("causal_mask", "dot_scores")]
+    assert devices == ["cuda:0", "cpu"]
+    assert placed(backend, "causal_mask", "cpu")() == "cpu"
+    assert placed(backend, "default_device", "cuda:0") is default_device

@@ -21,6 +21,12 @@ def devices() -> tuple[str, ...]:
     return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
 
 
+def default_device(device: str) -> AbstractContextManager[Any]:
+    """Return a context in which operations without array arguments compute on a device."""
+    context: AbstractContextManager[Any] = torch.device(device)
+    return context
+
+
 def from_numpy(array: NDArray, *, device: str) -> Tensor:
     """Return a copy with the same dtype, and on the CPU the same strides.
 
@@ -156,6 +162,10 @@ class TorchBackend(Operations[Tensor]):
     def from_numpy(self, array: NDArray, *, device: str) -> Tensor:
         """Return a copy with the same dtype; ``ValueError`` for a device that does not exist."""
         return from_numpy(array, device=device)
+
+    def default_device(self, device: str) -> AbstractContextManager[Any]:
+        """Return a context in which operations without array arguments compute on a device."""
+        return default_device(device)
 
     def to_numpy(self, array: Tensor) -> NDArray:
         """Return a copy with the same dtype; ``TypeError`` unless `array` is a tensor."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnspec.backends.bases.torch import default_device as default_device
 from attnspec.backends.bases.torch import devices as devices
 from attnspec.backends.bases.torch import free_memory as free_memory
 from attnspec.backends.bases.torch import from_numpy as from_numpy

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
+from attnspec.backends.pytorch.runtime.accumulation import float64_device
 from attnspec.backends.pytorch.runtime.autocast import ignores_autocast
 from attnspec.spec import AddPositions, ConcatPositions, LearnedPositions, SinusoidalPositionalEncoding, implements
 
@@ -21,10 +22,12 @@ def sinusoids(n: int, d: int, *, dtype: torch.dtype, device: torch.device | str 
 
     Angles are computed in float64: in float32 those of large positions would lose whole digits.
     """
-    even = torch.arange(0, d, 2, dtype=torch.float64, device=device)
-    angle = torch.arange(n, dtype=torch.float64, device=device)[:, None] / 10000.0 ** (even / d)
+    device = torch.get_default_device() if device is None else torch.device(device)
+    place = float64_device(device)
+    even = torch.arange(0, d, 2, dtype=torch.float64, device=place)
+    angle = torch.arange(n, dtype=torch.float64, device=place)[:, None] / 10000.0 ** (even / d)
     pairs = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
-    return pairs[:, :d].to(dtype, memory_format=torch.contiguous_format)
+    return pairs[:, :d].to(device, dtype, memory_format=torch.contiguous_format)
 
 
 @implements(SinusoidalPositionalEncoding[Tensor])

@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, cast
+
+from attnspec.spec.contract.operation import OPERATIONS
 
 MAX_LENGTH = 300
 """Most characters of a message."""
@@ -72,6 +74,22 @@ class RemoteOperation:
     def in_thread(self, *args: Any, **kwargs: Any) -> Any:
         """Call it in a new thread of that process."""
         return self._ask("in_thread", self._name, args, kwargs)
+
+
+def placed(backend: Any, operation: str, device: str) -> Callable[..., Any]:
+    """Return a function of a backend; an operation without array arguments computes on the device.
+
+    Other results are where their arguments are. The context is that of the thread that calls.
+    """
+    call, context = getattr(backend, operation), getattr(backend, "default_device", None)
+    if context is None or device == "cpu" or operation not in OPERATIONS or OPERATIONS[operation].leaves:
+        return cast("Callable[..., Any]", call)
+
+    def on_device(*args: Any, **kwargs: Any) -> Any:
+        with context(device):
+            return call(*args, **kwargs)
+
+    return on_device
 
 
 def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

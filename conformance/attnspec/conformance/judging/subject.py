@@ -13,7 +13,7 @@ from attnspec.conformance.inputs.heads import with_divided_heads
 from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent, widen
-from attnspec.conformance.judging.foreign_calls import Raised, RemoteOperation, call_safely, in_thread
+from attnspec.conformance.judging.foreign_calls import Raised, RemoteOperation, call_safely, in_thread, placed
 from attnspec.conformance.judging.health import Health
 from attnspec.conformance.judging.left_open import with_exact_infinities, with_open_choices, with_unspecified
 from attnspec.conformance.judging.left_out import demand_declared, raises_without_keys
@@ -191,7 +191,7 @@ class Subject(Comparisons):
         names = [name for name in self.operation.call.names if name in inputs]
         positional = [inputs[name] for name in names if name not in keyword_only]
         keyword = {name: inputs[name] for name in names if name in keyword_only}
-        call = getattr(self.backend, self.operation.name)
+        call = placed(self.backend, self.operation.name, self.device)
         if threaded:
             call = call.in_thread if isinstance(call, RemoteOperation) else partial(in_thread, call)
         return call(*positional, **keyword)

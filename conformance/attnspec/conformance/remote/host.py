@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs import layouts
-from attnspec.conformance.judging.foreign_calls import call_safely, in_thread
+from attnspec.conformance.judging.foreign_calls import call_safely, in_thread, placed
 from attnspec.conformance.remote.description import describe, described, runs_on
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of, load
@@ -79,11 +79,11 @@ class RequestHandler:
 
     def operation(self, name: str, args: Any, kwargs: Any) -> Any:
         """Call a function of the backend."""
-        return getattr(self.backend, name)(*args, **kwargs)
+        return placed(self.backend, name, self.device)(*args, **kwargs)
 
     def in_thread(self, name: str, args: Any, kwargs: Any) -> Any:
         """Call a function of the backend in a new thread."""
-        return in_thread(getattr(self.backend, name), *args, **kwargs)
+        return in_thread(placed(self.backend, name, self.device), *args, **kwargs)
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a function that the backend has returned."""

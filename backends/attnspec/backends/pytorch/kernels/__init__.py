@@ -15,7 +15,7 @@ from attnspec.backends.pytorch.kernels import formula
 from attnspec.backends.pytorch.kernels.dot import groups, packed
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible, locate, visible, window_mask, within_window
-from attnspec.backends.pytorch.runtime.accumulation import upcast
+from attnspec.backends.pytorch.runtime.accumulation import float64_device, upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.ranges import refuse_decreasing_ends, refuse_out_of_range, refuse_scale_and_cap
@@ -288,11 +288,12 @@ def rotary_embedding(
     if not 0 < theta < inf:
         raise ValueError(f"rotary_embedding: theta: expected a positive, finite number; got {theta}")
     n, d = x.shape[-2:]
-    t = torch.arange(n, device=x.device) if positions is None else positions
-    frequency = theta ** (-torch.arange(0, d, 2, dtype=torch.float64, device=x.device) / d)
+    place = float64_device(x.device)
+    t = torch.arange(n, device=place) if positions is None else positions.to(place)
+    frequency = theta ** (-torch.arange(0, d, 2, dtype=torch.float64, device=place) / d)
     angle = t.to(torch.float64).unsqueeze(-1) * frequency
     wide = upcast(x)
-    cosine, sine = angle.cos().to(wide.dtype), angle.sin().to(wide.dtype)
+    cosine, sine = (part.to(x.device, wide.dtype) for part in (angle.cos(), angle.sin()))
     first, second = wide[..., 0::2], wide[..., 1::2]
     rotated = torch.stack((first * cosine - second * sine, first * sine + second * cosine), -1)
     return rotated.flatten(-2).to(x.dtype)

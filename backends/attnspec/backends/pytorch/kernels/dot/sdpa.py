@@ -46,8 +46,10 @@ def attend(
         if results is not None:
             return results[0]
     call, batch = ungrouped_call(query, key, value, mask, causal, scale)
-    if not call.key.shape[-2] or (on_cpu and (not captured or has_tangents())):
-        # without keys PyTorch's own kernels add 0·Σq, which is NaN where the sum overflows
+    (m, d) = call.key.shape[-2:]
+    if not m or not d or (on_cpu and (not captured or has_tangents())):
+        # Without keys PyTorch's own kernels add 0·Σq, which is NaN where the sum overflows. Without features all scores
+        # are 0, and rows are means, which kernels do not compute.
         attendable = allowed(call.options, call.tensors, call.query, call.key)
         output = formula.output_of(*call[:3], attendable, call.options.scale)
     elif on_cpu:
