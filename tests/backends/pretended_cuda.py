@@ -96,9 +96,13 @@ WAITING = {
 COPYING = {aten._to_copy.default, aten.copy_.default}
 """Operators that copy between devices."""
 
-WITH_LENGTHS = {aten._pack_padded_sequence.default, aten._pad_packed_sequence.default,
-                aten._pack_padded_sequence_backward.default}  # fmt: skip
-"""Operators that take lengths of the CPU, and return them as their second result."""
+RETURNS_LENGTHS = {aten._pack_padded_sequence.default, aten._pad_packed_sequence.default}
+"""Operators that return lengths of the CPU as their second result."""
+
+TAKES_LENGTHS = RETURNS_LENGTHS | {
+    aten._pack_padded_sequence_backward.default, aten.rnn_tanh.data, aten.rnn_relu.data, aten.gru.data, aten.lstm.data,
+}  # fmt: skip
+"""Operators that take lengths of the CPU."""
 
 INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 """Operators that take indices of the CPU, and copy them to the device."""
@@ -197,7 +201,7 @@ class PretendedTensor(Tensor):
         computed = compute(*tree_map(unwrap, args), **tree_map(unwrap, named))
         if to_cpu:
             return computed
-        if func in WITH_LENGTHS and isinstance(computed, tuple):
+        if func in RETURNS_LENGTHS and isinstance(computed, tuple):
             return _pretended(computed[0]), computed[1]
         if not DEVICE.has_float64 and any(
             x.dtype is torch.float64 for x in tree_leaves(computed) if isinstance(x, Tensor)
@@ -213,7 +217,7 @@ def _indices(func: Any, args: Any) -> Any:
 
 def refuse_mixed(func: Any, args: Any, named: Mapping[str, Any]) -> None:
     """Raise for a CPU tensor with dimensions among the arguments, as PyTorch does."""
-    if func in WITH_LENGTHS:
+    if func in TAKES_LENGTHS:
         return
     if func in COPYING:
         if any(type(x) is not PretendedTensor for x in args if isinstance(x, Tensor)):
