@@ -231,6 +231,23 @@ def test_repeated_keys_are_copied_under_a_mask(gpu: Device) -> None:
     assert_within_budgets(result, "scaled_dot_product_attention", query, key, key, mask=mask)
 
 
+def test_long_calls_with_lengths_are_packed_forward_and_backward(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_fused, "WAIT_FROM", 1)
+    query, key, weights = (torch.randn(2, 3, n, 8).bfloat16() for n in (5, 7, 5))
+    mask = (torch.arange(7) < torch.tensor([4, 6])[:, None])[:, None, None]
+    (allowed,) = moved(mask)
+    q, k, v = leaves = [x.requires_grad_() for x in moved(query, key, key)]
+    result = backend.scaled_dot_product_attention(q, k, v, mask=allowed)
+    assert gpu.kernels == ["varlen"]
+    gradients = torch.autograd.grad(result, leaves, pretended(weights))
+    assert_within_budgets(result, "scaled_dot_product_attention", query, key, key, mask=mask)
+    inputs = query, key, key
+    assert_gradients_within_budgets(gradients, weights, "scaled_dot_product_attention", *inputs, mask=mask)
+    with gpu.without_waiting():  # the structure of a mask is not read while a graph is captured
+        backend.scaled_dot_product_attention(q, k, v, mask=allowed)
+    assert gpu.kernels == ["varlen", "efficient"]
+
+
 @pytest.mark.parametrize("shape", [(65_537, 1), (1, 65_537), (65_536,), (2, 2, 65_536)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_more_heads_than_a_grid_has_take_several_calls(shape: tuple[int, ...], masked: bool, gpu: Device) -> None:

@@ -257,6 +257,7 @@ def test_packed_calls_are_those_that_flash_kernels_take(monkeypatch: pytest.Monk
     assert not cuda_fused.worth_packing(x, x, True, (3, 9))
     assert not cuda_fused.worth_packing(x, x, False, (0, 9))
     assert not cuda_fused.worth_packing(x, wide, False, (3, 9))
+    assert not cuda_fused.worth_packing(on_cuda(65_536, 1, 1, 64), x, False, (1,) * 65_536)
     single = on_cuda(2, 4, 16, 64, dtype=torch.float32)
     assert not cuda_fused.worth_packing(single, single, False, (3, 9))
     with sdpa_kernel(SDPBackend.MATH):

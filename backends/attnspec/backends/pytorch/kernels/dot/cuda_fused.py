@@ -43,6 +43,7 @@ def worth_packing(query: Tensor, value: Tensor, causal: bool, lengths: tuple[int
     It aligns causal masks at the bottom right.
     """
     fits = not causal and min(lengths) > 0 and max(query.shape[-1], value.shape[-1]) <= WIDEST_PACKED
+    fits = fits and max(query.shape[:2]) <= MOST_BLOCKS
     return fits and query.dtype in HALF_DTYPES and query.is_cuda and fused_allowed() and has_flash(query.device)
 
 
