@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import varlen
 from torch.utils import _device
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from attnspec.backends.pytorch.kernels.dot import cuda_fused, cuda_groups, flex, packed
@@ -207,6 +208,9 @@ class PretendedTensor(Tensor):
             x.dtype is torch.float64 for x in tree_leaves(computed) if isinstance(x, Tensor)
         ):
             raise TypeError("the device has no float64")
+        if isinstance(func, torch._ops.OpOverload) and torch.Tag.inplace_view in func.tags:
+            with no_dispatch():  # `transpose_` and others give the body another shape, too
+                func(*args, **named)
         returned = _mutated(func, args, named)
         return returned if returned is not None else tree_map(_pretended, computed)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnspec.backends import pytorch as backend
 from attnspec.backends.pytorch.kernels.dot import cuda_fused, sdpa
-from attnspec.backends.pytorch.runtime import accumulation
+from attnspec.backends.pytorch.runtime import accumulation, on_cuda
 from attnspec.spec import OPERATIONS, Operation
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.tree import flatten, map_tree
@@ -92,6 +92,14 @@ def test_pretended_tensors_have_gradients(gpu: Device) -> None:
     assert x.grad.tolist() == [2.0, 0.0]
 
 
+def test_pretended_tensors_are_transposed_in_place(gpu: Device) -> None:
+    x = torch.ones(2, 3, device="cuda", requires_grad=True)
+    y = (2 * x).transpose_(0, 1)
+    assert y.shape == (3, 2)
+    (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert gradient.tolist() == [[2.0] * 3] * 2
+
+
 def test_an_illegal_access_spoils_all_later_operations(gpu: Device) -> None:
     x = torch.ones(1, 1, 5, 8, device="cuda").flatten()[1:33].view(1, 1, 4, 8)
     with pytest.raises(CudaError, match="misaligned address"):
@@ -101,6 +109,9 @@ def test_an_illegal_access_spoils_all_later_operations(gpu: Device) -> None:
 
 
 # Operations -----------------------------------------------------------------------------------------------------------
+
+FUSED = {"flash", "efficient", "varlen", "flex", "math"}
+"""Kernels of PyTorch whose choices the backend declares."""
 
 WITH_ARRAYS = [o for o in OPERATIONS_HERE if o.leaves]
 
@@ -113,6 +124,7 @@ def test_every_operation_computes_on_the_gpu(operation: Operation, dtype: torch.
     wanted = [path for path, x in flatten(placed).items() if is_float(x)] if operation.differentiable else []
     result, backward = backend.pullback(operation.name, placed, wanted)
     assert all(isinstance(x, PretendedTensor) for x in flatten(result).values() if x is not None)
+    assert operation.name in on_cuda.BY_FUSED_KERNELS or not FUSED & set(gpu.kernels)
     how: dict[str, Any] = {"precision": DEFAULTS[str(dtype).removeprefix("torch.")], "informative": False}
     assert_within_budgets(result, operation.name, **inputs, **how)
     if wanted:
@@ -290,7 +302,12 @@ def test_calls_within_the_limits_compile_as_one_graph(masked: bool) -> None:
 # The suite ------------------------------------------------------------------------------------------------------------
 
 JUDGED = {
-    "fused kernels": ("scaled_dot_product_attention", "multi_head_attention", "encoder_layer", "luong_context_dot"),
+    "fused kernels": (
+        "scaled_dot_product_attention",
+        "multi_head_attention",
+        "encoder_layer",
+        "luong_context_location",
+    ),
     "groups": ("grouped_query_attention", "variable_length_attention", "paged_attention", "latent_attention"),
     "additive": ("additive_attention", "bahdanau_context", "additive_scores", "softmax"),
     "lengths and places": ("lstm", "padding_mask", "causal_mask", "alibi_slopes", "rotary_embedding", "greedy_decode"),
