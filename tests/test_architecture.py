@@ -472,7 +472,7 @@ def test_broad_excepts_say_why() -> None:
 
 PRIVATE = "attnspec.backends.pytorch.runtime.private"
 PRIVATE_NAMES = {
-    *("_are_functorch_transforms_active", "_len_torch_dispatch_stack", "_current_level"),
+    *("_are_functorch_transforms_active", "_len_torch_dispatch_stack", "_current_level", "_dynamo_marked_constant"),
     *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
     "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG",
 }

@@ -63,6 +63,11 @@ notes = {
     + ("decode, small, llvm, pytorch or plain" if HAS_LLVMLITE else "plain")
     + ("; cuda: enable_gqa, flex or plain" if "cuda" in devices() else "")
     + "; groups.path_for names the path that a call takes",
+    **(
+        {"products of half dtypes": "cuda: out_dtype or wide; runtime.products.path_for names the path"}
+        if "cuda" in devices()
+        else {}
+    ),
     "torch": torch.__version__,
     **{package: _version(package) for package in ("triton", "llvmlite")},
 }

@@ -7,8 +7,9 @@ from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.kernels.additive import cached_plans
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend as dot_attention
-from attnspec.backends.pytorch.runtime.accumulation import product, upcast
+from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast
+from attnspec.backends.pytorch.runtime.products import product
 from attnspec.backends.pytorch.scoring import projections, query_first
 from attnspec.spec import (
     AdditiveAttention,

@@ -9,6 +9,7 @@ from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.pooling import pool
 from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast
+from attnspec.backends.pytorch.runtime.products import operand, wide_linear, wide_product
 from attnspec.spec import Convolution, GraphLayer, implements
 
 __all__ = ["convolution", "graph_layer"]
@@ -22,8 +23,9 @@ _graph_layer = Check("graph_layer")
 def convolution(x: Float[Tensor, "*batch t d_x"], w: Float[Tensor, "taps p_o d_x"]) -> Float[Tensor, "*batch t p_o"]:
     """Convolution: PyTorch's on the CPU, one matrix product elsewhere; half dtypes in float32."""
     shape = _convolution(x, w)  # conv1d refuses a length of 0, and w without outputs
-    compute = _by_convolution if x.device.type == "cpu" and 0 not in shape else _by_matrix_product
-    return compute(upcast(x), upcast(w)).to(x.dtype)
+    if x.device.type == "cpu" and 0 not in shape:
+        return _by_convolution(upcast(x), upcast(w)).to(x.dtype)
+    return _by_matrix_product(upcast(x), operand(w)).to(x.dtype)
 
 
 def _by_convolution(x: Tensor, w: Tensor) -> Tensor:
@@ -41,7 +43,7 @@ def _by_matrix_product(x: Tensor, w: Tensor) -> Tensor:
     (taps, p_o, d_x), t = w.shape, x.shape[-2]
     padded = functional.pad(x, (0, 0, (taps - 1) // 2, taps // 2))
     windows = torch.cat([padded[..., r : r + t, :] for r in range(taps)], -1)
-    return windows @ w.transpose(1, 2).reshape(taps * d_x, p_o)
+    return wide_product(windows, w.transpose(1, 2).reshape(taps * d_x, p_o))
 
 
 @implements(GraphLayer[Tensor])
@@ -51,11 +53,11 @@ def graph_layer(
 ) -> Float[Tensor, "*batch n p_o"]:
     """Project all nodes, then multiply by the adjacency matrix; half dtypes in float32."""
     shape = _graph_layer(x, w, mask)
-    sent = functional.linear(upcast(x), upcast(w))
+    sent = wide_linear(x, w)
     if mask is None:
         received = sent.sum(-2, keepdim=True)  # all nodes are connected: `expand` gives each the same sum
     else:
         edges = mask.expand(*mask.shape[:-1], x.shape[-2])
         # weights and mask: a weight of 0 alone would let NaN through from a node without an edge
-        received = pool(edges.to(sent.dtype), edges, sent)
+        received = pool(edges.to(x.dtype), edges, sent)
     return received.to(x.dtype).expand(shape).contiguous()

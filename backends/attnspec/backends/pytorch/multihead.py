@@ -10,9 +10,10 @@ from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.attention import additive_attention
 from attnspec.backends.pytorch.kernels.additive import plain
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend as dot_attention
-from attnspec.backends.pytorch.runtime.accumulation import project, upcast
+from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.products import project
 from attnspec.spec import (
     ConcatHeadsAttention,
     MergeHeads,

@@ -7,8 +7,9 @@ from torch import Tensor
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels.formula import nonfinite_terms
 from attnspec.backends.pytorch.normalization import masked_softmax
-from attnspec.backends.pytorch.runtime.accumulation import product, upcast
+from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
+from attnspec.backends.pytorch.runtime.products import operand, product, wide_product
 from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 from attnspec.backends.pytorch.scoring import half_squared_distances
 from attnspec.spec import AttentionPooling, AveragePooling, NadarayaWatson, implements
@@ -23,14 +24,15 @@ _regression = Check("nadaraya_watson")
 def pool(weights: Tensor, mask: Tensor | None, value: Tensor) -> Tensor:
     """Return Σ αv over the attendable keys; masked values, even NaN, have no effect."""
     if mask is None:
-        return weights @ value
+        return wide_product(weights, value)
     # A finite sum proves that all terms are finite, in a tenth of the time of testing each.
     if not operations_intercepted() and value.device.type == "cpu" and bool(value.detach().sum().isfinite()):
-        return weights @ value
+        return wide_product(weights, value)
     finite = torch.isfinite(value)
     # From here on no branch depends on values, so that the CPU does not wait for a GPU.
     allowed = mask.expand(*mask.shape[:-1], value.shape[-2])
-    return weights @ torch.where(finite, value, 0.0) + nonfinite_terms(weights.detach(), value.detach(), allowed)
+    finite_part = wide_product(weights, torch.where(finite, value, 0.0))
+    return finite_part + nonfinite_terms(weights.detach(), value.detach(), allowed)
 
 
 @implements(AttentionPooling[Tensor])
@@ -68,4 +70,4 @@ def nadaraya_watson(
     """Σ Kv / Σ K with Gaussian kernels K, as a softmax over log K."""
     _regression(query, key, value, mask)
     weights = masked_softmax(half_squared_distances(upcast(query), upcast(key)), mask)
-    return pool(weights, mask, upcast(value)).to(value.dtype)
+    return pool(weights, mask, operand(value)).to(value.dtype)

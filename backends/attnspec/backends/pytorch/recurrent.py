@@ -5,7 +5,6 @@ from typing import TypeAlias
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import linear
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch_recurrent import State
@@ -13,6 +12,7 @@ from attnspec.backends.pytorch.attention import dot_product_attention
 from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
+from attnspec.backends.pytorch.runtime.products import add_product, wide_linear
 from attnspec.backends.pytorch.runtime.ranges import refuse_out_of_range
 from attnspec.backends.pytorch.runtime.recurrence import Network, recurrence
 from attnspec.spec import (
@@ -35,7 +35,6 @@ from attnspec.spec import (
     StackedRNN,
     implements,
 )
-from attnspec.spec.contract.tree import map_tree
 
 __all__ = [
     "bidirectional_gru",
@@ -83,10 +82,7 @@ def rnn_cell(
 
 def _affine(x: Tensor, state: Tensor, w_x: Tensor, w_h: Tensor, b: Tensor) -> Tensor:
     """Return x W_x + state W_h + b, in float32 for half dtypes; batches broadcast."""
-    x_wide, state_wide = upcast(x), upcast(state)
-    if x_wide.dim() == state_wide.dim() == 2 and len(x_wide) == len(state_wide):
-        return torch.addmm(linear(x_wide, upcast(w_x).mT, upcast(b)), state_wide, upcast(w_h))
-    return linear(x_wide, upcast(w_x).mT, upcast(b)) + state_wide @ upcast(w_h)
+    return add_product(wide_linear(x, w_x.mT, b), state, w_h)
 
 
 MOST_JOINED_ELEMENTS = 2**12
@@ -109,7 +105,7 @@ def rnn_output(
 ) -> Float[Tensor, "*batch q"]:
     """An affine map of the state."""
     _output(state, w_hq, b_q)
-    return linear(upcast(state), upcast(w_hq).mT, upcast(b_q)).to(state.dtype)
+    return wide_linear(state, w_hq.mT, b_q).to(state.dtype)
 
 
 @implements(GRUCell[Tensor])
@@ -146,19 +142,19 @@ def lstm_cell(
 
 
 def _rnn_step(terms: tuple[Tensor, ...], weights: tuple[Tensor, ...], state: State) -> State:
-    return (torch.addmm(terms[0], state[0], weights[0]).tanh(),)
+    return (add_product(terms[0], state[0], weights[0]).tanh(),)
 
 
 def _gru_step(terms: tuple[Tensor, ...], weights: tuple[Tensor, ...], state: State) -> State:
     (h,), (of_gates, of_candidate), (w_gates, w_candidate) = state, terms, weights
-    reset, update = torch.addmm(of_gates, h, w_gates).sigmoid().chunk(2, -1)
-    candidate = torch.addmm(of_candidate, reset * h, w_candidate).tanh()
+    reset, update = add_product(of_gates, h, w_gates).sigmoid().chunk(2, -1)
+    candidate = add_product(of_candidate, reset * h, w_candidate).tanh()
     return (torch.lerp(candidate, h, update),)
 
 
 def _lstm_step(terms: tuple[Tensor, ...], weights: tuple[Tensor, ...], state: State) -> State:
     h, c = state
-    input_gate, forget_gate, candidate, output_gate = torch.addmm(terms[0], h, weights[0]).chunk(4, -1)
+    input_gate, forget_gate, candidate, output_gate = add_product(terms[0], h, weights[0]).chunk(4, -1)
     cell = forget_gate.sigmoid() * c + input_gate.sigmoid() * candidate.tanh()
     return output_gate.sigmoid() * cell.tanh(), cell
 
@@ -337,8 +333,7 @@ def rnn_self_attention(
     """RNN, then dot-product attention among its states under a strict causal mask."""
     *batch, steps, _ = _self_attention(x, state, parameters, lengths)
     refuse_out_of_range("rnn_self_attention", "lengths", lengths, steps)
-    parts = (upcast(state),), map_tree(parameters, lambda _, w: upcast(w))
-    states, ((final,),) = recurrence(_RNN, upcast(x), [parts[0]], [parts[1]], lengths, batch)
+    states, ((final,),) = recurrence(_RNN, upcast(x), [(upcast(state),)], [parameters], lengths, batch)
     earlier = causal_triangle(steps, steps, x.device, include_self=False)
     if lengths is not None:
         earlier = earlier & (torch.arange(steps, device=x.device) < lengths[..., None])[..., None]

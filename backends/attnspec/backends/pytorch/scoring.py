@@ -12,6 +12,7 @@ from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.products import product, wide_product
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.transforms import has_tangents, operations_intercepted, under_torch_func
 from attnspec.spec import (
@@ -42,7 +43,7 @@ _gaussian = Check("gaussian_scores")
 def dot_scores(query: Float[Tensor, "*#batch n d"], key: Float[Tensor, "*#batch m d"]) -> Float[Tensor, "*batch n m"]:
     """q·k for every query and key."""
     _dot(query, key)
-    return (upcast(query) @ upcast(key).mT).to(query.dtype)
+    return product(query, key.mT)
 
 
 @implements(ScaledDotScores[Tensor])
@@ -52,7 +53,7 @@ def scaled_dot_scores(
 ) -> Float[Tensor, "*batch n m"]:
     """q·k/√d for every query and key, divided before rounding to a half dtype."""
     _scaled(query, key)
-    return (upcast(query) @ upcast(key).mT / sqrt(query.shape[-1])).to(query.dtype)
+    return (wide_product(query, key.mT) / sqrt(query.shape[-1])).to(query.dtype)
 
 
 @implements(AdditiveScores[Tensor])
@@ -71,7 +72,7 @@ def additive_scores(
 
 def projections(query: Tensor, key: Tensor, w_q: Tensor, w_k: Tensor) -> tuple[Tensor, Tensor]:
     """Return W_q q and W_k k, unrounded, since their sum may cancel."""
-    return upcast(query) @ upcast(w_q).mT, upcast(key) @ upcast(w_k).mT
+    return wide_product(query, w_q.mT), wide_product(key, w_k.mT)
 
 
 def query_first(query: Tensor, key: Tensor) -> bool:
@@ -87,8 +88,10 @@ def general_scores(
 ) -> Float[Tensor, "*batch n m"]:
     """qᵀWk for every query and key."""
     _general(query, key, w)
-    q, k, matrix = upcast(query), upcast(key), upcast(w)
-    scores = q @ matrix @ k.mT if query_first(query, key) else q @ (k @ matrix.mT).mT
+    if query_first(query, key):
+        scores = wide_product(wide_product(query, w), key.mT)
+    else:
+        scores = wide_product(query, wide_product(key, w.mT).mT)
     return scores.to(query.dtype)
 
 
@@ -97,7 +100,7 @@ def general_scores(
 def location_scores(query: Float[Tensor, "*batch n d_q"], w: Float[Tensor, "m d_q"]) -> Float[Tensor, "*batch n m"]:
     """Wq for every query."""
     _location(query, w)
-    return (upcast(query) @ upcast(w).mT).to(query.dtype)
+    return product(query, w.mT)
 
 
 def _half_squared_distances(query: Tensor, key: Tensor) -> Tensor:

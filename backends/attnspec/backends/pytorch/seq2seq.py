@@ -11,9 +11,10 @@ from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.attention import additive_attention
 from attnspec.backends.pytorch.kernels.additive import plain
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend as dot_attention
-from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, batched_product, finite, project, upcast
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite, upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
 from attnspec.backends.pytorch.runtime.decoder import LARGE, Decoder, concatenated
+from attnspec.backends.pytorch.runtime.products import batched_product, project, wide_linear
 from attnspec.backends.pytorch.runtime.ranges import refuse_out_of_range
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.tables import embedding_rows
@@ -167,7 +168,7 @@ def attentional_state(
 ) -> Float[Tensor, "*batch p_o"]:
     """tanh of a linear layer of the concatenated state and context."""
     _attentional(state, context, w)
-    return functional.linear(upcast(concatenated(state, context)), upcast(w)).tanh().to(state.dtype)
+    return wide_linear(concatenated(state, context), w).tanh().to(state.dtype)
 
 
 @implements(ConcatOutput[Tensor])
@@ -201,12 +202,12 @@ def output_distribution(
 ) -> Float[Tensor, "*batch vocabulary"]:
     """Softmax of a linear layer of the state."""
     _distribution(state, w, b)
-    return token_probabilities(upcast(state), w, b)
+    return token_probabilities(state, w, b)
 
 
 def token_probabilities(states: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Probabilities of all tokens, in the dtype of w, from states in float32 or float64."""
-    return functional.linear(states, upcast(w), upcast(b)).softmax(-1).to(w.dtype)
+    """Probabilities of all tokens, in the dtype of w, from states of any dtype."""
+    return wide_linear(states, w, b).softmax(-1).to(w.dtype)
 
 
 @implements(EncoderContext[Tensor])

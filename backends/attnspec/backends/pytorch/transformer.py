@@ -7,14 +7,14 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import linear
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend as dot_attention
 from attnspec.backends.pytorch.multihead import attend_in_heads, per_head
 from attnspec.backends.pytorch.positional import sinusoids
-from attnspec.backends.pytorch.runtime.accumulation import project, upcast
+from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
+from attnspec.backends.pytorch.runtime.products import project, wide_linear
 from attnspec.backends.pytorch.runtime.ranges import refuse_out_of_range
 from attnspec.backends.pytorch.runtime.tables import embedding_rows
 from attnspec.backends.pytorch.seq2seq import token_probabilities
@@ -77,7 +77,7 @@ def normalize(x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
 def _apply_network(x: Tensor, parameters: FeedForwardParameters[Tensor]) -> Tensor:
     """Apply the feed-forward network to the last dimension, in float32 for half dtypes."""
     p = parameters
-    return linear(linear(x, upcast(p.w_1), upcast(p.b_1)).relu(), upcast(p.w_2), upcast(p.b_2))
+    return wide_linear(wide_linear(x, p.w_1, p.b_1).relu(), p.w_2, p.b_2)
 
 
 @implements(LayerNorm[Tensor])
@@ -93,7 +93,7 @@ def layer_norm(x: Float[Tensor, "*batch d"], parameters: LayerNormParameters[Ten
 def feed_forward(x: Float[Tensor, "*batch d"], parameters: FeedForwardParameters[Tensor]) -> Float[Tensor, "*batch d"]:
     """Two linear layers with ReLU in between; half dtypes in float32."""
     _feed_forward(x, parameters)
-    return _apply_network(upcast(x), parameters).to(x.dtype)
+    return _apply_network(x, parameters).to(x.dtype)
 
 
 @implements(EncoderLayer[Tensor])

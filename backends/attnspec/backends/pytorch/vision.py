@@ -5,13 +5,14 @@ from math import prod
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import conv2d, linear
+from torch.nn.functional import conv2d
 from torch.nn.functional import interpolate as resample
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.runtime.accumulation import times_vector, upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.products import add_product, operand, wide_linear, wide_product
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.scoring import projections
 from attnspec.backends.pytorch.transformer import apply_encoder_layers, normalize
@@ -64,11 +65,11 @@ def _cut_patches(image: Tensor, patch: int) -> Tensor:
 
 
 def _project_patches(image: Tensor, w: Tensor) -> Tensor:
-    """Multiply the patches of an upcast image by w (d, patch, patch, channels)."""
+    """Multiply the patches of an image by w (d, patch, patch, channels), unrounded."""
     *batch, height, width, channels = image.shape
     d, patch = w.shape[:2]
     if not _convolution_is_faster(image, w):
-        return linear(_cut_patches(image, patch), w.reshape(d, -1))
+        return wide_linear(_cut_patches(image, patch), w.reshape(d, -1))
     images = image.reshape(prod(batch), height, width, channels).permute(0, 3, 1, 2)
     convolved = conv2d(images, w.permute(0, 3, 1, 2), stride=patch)
     return convolved.permute(0, 2, 3, 1).reshape(*batch, (height // patch) * (width // patch), d)
@@ -97,7 +98,7 @@ def patchify(
 def _embed_patches(image: Tensor, parameters: PatchEmbeddingParameters[Tensor]) -> Tensor:
     """Patch embeddings, in float32 for half dtypes."""
     p, positions = parameters, upcast(parameters.positions)
-    projected = _project_patches(upcast(image), upcast(p.w))
+    projected = _project_patches(operand(image), operand(p.w))
     token = upcast(p.class_token) + positions[0]
     return torch.cat((token.expand(*projected.shape[:-2], 1, -1), projected + positions[1:]), -2)
 
@@ -165,15 +166,14 @@ def interpolate(
 
 def _apply_gate(x: Tensor, gating: Tensor, parameters: AttentionGateParameters[Tensor]) -> tuple[Tensor, Tensor]:
     """Return gated x and its coefficients, in float32 or float64."""
-    w_x, w_g, b_g, psi, b_psi = (
-        upcast(w) for w in (parameters.w_x, parameters.w_g, parameters.b_g, parameters.psi, parameters.b_psi)
-    )
+    w_x, w_g = operand(parameters.w_x), operand(parameters.w_g)
+    b_g, psi, b_psi = (upcast(w) for w in (parameters.b_g, parameters.psi, parameters.b_psi))
     # Projection and bias on the coarser grid cost less and commute with interpolation, which preserves constants.
-    signal = _resample(linear(gating, w_g, b_g), tuple(x.shape[-4:-1]))
+    signal = _resample(wide_linear(gating, w_g, b_g), tuple(x.shape[-4:-1]))
     if signal.shape[:-1] == x.shape[:-1]:
-        hidden = torch.addmm(signal.flatten(0, -2), x.flatten(0, -2), w_x.mT).relu_().view(signal.shape)
+        hidden = add_product(signal.flatten(0, -2), x.flatten(0, -2), w_x.mT).relu_().view(signal.shape)
     else:
-        hidden = (linear(x, w_x) + signal).relu_()
+        hidden = (wide_linear(x, w_x) + signal).relu_()
     coefficients = (times_vector(hidden, psi) + b_psi).sigmoid_()
     return coefficients.unsqueeze(-1) * x, coefficients
 
@@ -226,6 +226,6 @@ def spatial_attention(
     a, b = projections(state.unsqueeze(-2), places, w_q, w_k)
     scores = times_vector((a + b).tanh_(), upcast(w_v)).unsqueeze(-2)
     weights = scores.softmax(-1)
-    context = (weights @ places).squeeze(-2)
+    context = wide_product(weights, places, features.dtype).squeeze(-2)
     of_places = weights.reshape(*weights.shape[:-2], *features.shape[-3:-1])
     return context.to(state.dtype), of_places.to(state.dtype)

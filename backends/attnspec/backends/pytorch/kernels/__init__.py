@@ -18,6 +18,7 @@ from attnspec.backends.pytorch.kernels.visible import Visible, locate, visible, 
 from attnspec.backends.pytorch.runtime.accumulation import float64_device, upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.products import wide_product
 from attnspec.backends.pytorch.runtime.ranges import refuse_decreasing_ends, refuse_out_of_range, refuse_scale_and_cap
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
@@ -233,13 +234,11 @@ def latent_attention(
     refuse_scale_and_cap("latent_attention", scale)
     n, m, dtype = query.shape[-2], latent.shape[-2], query.dtype
     pairs = visible(mask, causal, None)
-    query, query_rope, rows, rotated, w_k, w_v = map(
-        upcast, (query, query_rope, latent.unsqueeze(-3), key_rope.unsqueeze(-3), w_k, w_v)
-    )
+    query, query_rope, rows, rotated = map(upcast, (query, query_rope, latent.unsqueeze(-3), key_rope.unsqueeze(-3)))
     scale = (query.shape[-1] + query_rope.shape[-1]) ** -0.5 if scale is None else scale
     absorbed = n < m
-    queries, keys = (query @ w_k, rows) if absorbed else (query, rows @ w_k.mT)
-    values = rows if absorbed else rows @ w_v.mT
+    queries, keys = (wide_product(query, w_k), rows) if absorbed else (query, wide_product(rows, w_k.mT))
+    values = rows if absorbed else wide_product(rows, w_v.mT)
     results = None
     if not operations_intercepted():
         queries_of_both, keys_of_both = _join_features(queries, query_rope), _join_features(keys, rotated)
@@ -252,7 +251,9 @@ def latent_attention(
         output = formula.pooled(weights, values, allowed)
     else:
         output = results[0]
-    return (output @ w_v.mT if absorbed else output).to(dtype).reshape(shape)
+    if absorbed:  # no product of halves: rounding the pooled latent is not averaged over keys, as rounding values is
+        output = output @ upcast(w_v).mT
+    return output.to(dtype).reshape(shape)
 
 
 def _join_features(x: Tensor, y: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.runtime import autocast
 from attnspec.backends.pytorch.runtime.accumulation import finite, upcast
+from attnspec.backends.pytorch.runtime.products import operand, wide_product
 from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 
 
@@ -31,8 +32,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
     """
     heads_k, (n, d), m = key.shape[-3], query.shape[-2:], key.shape[-2]
     allowed = None if allowed is None else in_groups(allowed.expand(*allowed.shape[:-2], n, m), heads_k)
-    values = upcast(value).unsqueeze(-3)
-    scores = dot_products(in_groups(upcast(query), heads_k), upcast(key).unsqueeze(-3), allowed)
+    values = operand(value).unsqueeze(-3)
+    scores = dot_products(in_groups(operand(query), heads_k), operand(key).unsqueeze(-3), allowed)
     scores = scores * (d**-0.5 if scoring.scale is None else scoring.scale)
     if scoring.softcap is not None:
         scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
@@ -69,12 +70,12 @@ def in_groups(x: Tensor, heads_k: int) -> Tensor:
 def dot_products(query: Tensor, key: Tensor, allowed: Tensor | None) -> Tensor:
     """QKᵀ; NaN and infinities of excluded pairs reach no gradient."""
     if allowed is None or (not operations_intercepted() and query.is_cpu and finite(query) and finite(key)):
-        return query @ key.mT
+        return wide_product(query, key.mT)
     query = query.masked_fill(~allowed.any(-1, keepdim=True), 0)
     finite_keys = key.isfinite().all(-1)
-    scores = query @ key.masked_fill(~finite_keys.unsqueeze(-1), 0).mT
+    scores = wide_product(query, key.masked_fill(~finite_keys.unsqueeze(-1), 0).mT)
     with torch.no_grad():
-        unguarded = query @ key.mT
+        unguarded = wide_product(query, key.mT)
     return torch.where(finite_keys.unsqueeze(-2), scores, unguarded)
 
 
@@ -93,8 +94,8 @@ def softmax_and_logarithms(scores: Tensor, allowed: Tensor | None) -> tuple[Tens
 def pooled(weights: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
     """Σ αv over allowed values; excluded values have no effect, even NaN."""
     if allowed is None or (not operations_intercepted() and value.is_cpu and finite(value)):
-        return weights @ value
-    finite_part = weights @ value.masked_fill(~value.isfinite(), 0)
+        return wide_product(weights, value)
+    finite_part = wide_product(weights, value.masked_fill(~value.isfinite(), 0))
     return finite_part + nonfinite_terms(weights.detach(), value.detach(), allowed)
 
 

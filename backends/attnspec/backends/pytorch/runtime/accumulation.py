@@ -4,7 +4,6 @@ from math import isfinite
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 FLOAT_DTYPES = (torch.float64, torch.float32, *HALF_DTYPES)
@@ -22,23 +21,6 @@ def float64_device(device: torch.device) -> torch.device:
 def upcast(x: Tensor) -> Tensor:
     """Return x in its accumulation dtype: float32 for half dtypes, else unchanged."""
     return x.to(torch.float32) if x.dtype in HALF_DTYPES else x
-
-
-def project(x: Tensor, w: Tensor) -> Tensor:
-    """Return x Wᵀ with W (out, in), rounded once, to the dtype of x."""
-    return linear(upcast(x), upcast(w)).to(x.dtype)
-
-
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """Return the matrix product, rounded once, to the dtype of ``left``; batches broadcast."""
-    return (upcast(left) @ upcast(right)).to(left.dtype)
-
-
-def batched_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return matrix products (*batch, n, m); equal batches take the faster torch.bmm."""
-    if left.dim() == right.dim() == 3 and left.shape[0] == right.shape[0]:
-        return torch.bmm(left, right)
-    return left @ right
 
 
 def times_vector(x: Tensor, vector: Tensor) -> Tensor:

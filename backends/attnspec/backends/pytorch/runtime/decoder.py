@@ -2,11 +2,11 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from attnspec.backends.pytorch.kernels import additive
-from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, batched_product, finite, times_vector, upcast
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite, times_vector, upcast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.products import add_product, batched_product, operand, wide_linear
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.tables import embedding_rows
 from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
@@ -27,12 +27,21 @@ class Decoder:
     def __init__(
         self, annotations: Tensor, parameters: AttentionDecoderParameters[Tensor], mask: Tensor | None, steps: int
     ) -> None:
-        half = annotations.dtype in HALF_DTYPES
         # without a kernel, `excluded` are the keys whose scores become −∞: none in a row without attendable keys
-        self.parameters = p = map_tree(parameters, lambda _, x: upcast(x)) if half else parameters
-        self.mask, source = mask, upcast(annotations)
+        self.dtype = annotations.dtype
+        recorded = needs_gradients(annotations, *flatten(parameters).values())
+        self.parameters = p = parameters
+        if self.dtype in HALF_DTYPES:
+
+            def widened(path: str, x: Tensor) -> Tensor:
+                # gradients of many steps, and of repeated tokens, are summed in float32
+                wide = (recorded and steps > 1) or x.dim() == 1 or path == "embedding"
+                return upcast(x) if wide else operand(x)
+
+            self.parameters = p = map_tree(parameters, widened)
+        self.mask, source = mask, upcast(annotations) if recorded else operand(annotations)
         uses_kernel = steps >= MANY_STEPS and source.shape[:-1].numel() * p.w_v.shape[0] >= LARGE
-        uses_kernel = uses_kernel and not needs_gradients(source, *flatten(p).values())
+        uses_kernel = uses_kernel and not recorded
         if mask is not None and not uses_kernel:
             any_attendable = mask.any(-1, keepdim=True)
             readable = source.is_cpu and not operations_intercepted()
@@ -42,20 +51,20 @@ class Decoder:
                 # Excluded annotations become 0, so that a row without attendable keys has context 0 at any weights.
                 source = torch.where(mask.unsqueeze(-1), source, 0.0)
                 self.excluded = any_attendable & ~mask
-        self.source, self.projected = source, functional.linear(source, p.w_k)
-        self.keys = additive.prepare_keys(self.projected, p.w_v, source) if uses_kernel else None
+        self.source, self.projected = source, wide_linear(source, p.w_k, dtype=self.dtype)
+        self.keys = additive.prepare_keys(self.projected, p.w_v, upcast(source)) if uses_kernel else None
         if steps > 1:
-            self.w_token, w_context = p.cell.w_xh.split([p.embedding.shape[-1], source.shape[-1]])
+            self.w_token, w_context = torch.split_with_sizes(p.cell.w_xh, [p.embedding.shape[-1], source.shape[-1]])
             self.w_context_and_state = torch.cat((w_context, p.cell.w_hh))
 
     def token_terms(self, tokens: Tensor) -> Tensor:
         """Return the tokens' part (*batch, d_s) of the cell's pre-activation, bias included."""
         p = self.parameters
-        return functional.linear(embedding_rows(tokens, p.embedding), self.w_token.mT, p.cell.b_h)
+        return wide_linear(embedding_rows(tokens, p.embedding), self.w_token.mT, p.cell.b_h, self.dtype)
 
     def context(self, state: Tensor) -> Tensor:
         """Return the context (*batch, d_h) of states (*batch, d_s)."""
-        query = functional.linear(state, self.parameters.w_q)
+        query = wide_linear(state, self.parameters.w_q)
         if self.keys is not None:
             return additive.step(self.keys, query, mask=self.mask)
         scores = times_vector((query.unsqueeze(-2) + self.projected).tanh(), self.parameters.w_v)
@@ -66,10 +75,7 @@ class Decoder:
         """Return the state (*batch, d_s) after the only step, for which no weights are split."""
         p = self.parameters
         inputs = concatenated(embedding_rows(tokens, p.embedding), self.context(state))
-        summed = functional.linear(inputs, p.cell.w_xh.mT, p.cell.b_h)
-        if summed.dim() == 2 and summed.shape == state.shape:
-            return torch.addmm(summed, state, p.cell.w_hh).tanh()
-        return (summed + state @ p.cell.w_hh).tanh()
+        return add_product(wide_linear(inputs, p.cell.w_xh.mT, p.cell.b_h), state, p.cell.w_hh).tanh()
 
     def next_state(self, terms: Tensor, state: Tensor) -> Tensor:
         """Return the next state (*batch, d_s) from the result of `token_terms` and the previous state."""
@@ -77,14 +83,11 @@ class Decoder:
         if context.shape[:-1] != state.shape[:-1]:
             state = state.expand(*broadcast(context.shape[:-1], state.shape[:-1]), state.shape[-1])
         both = torch.cat((context, state), -1)
-        if terms.dim() == both.dim() == 2 and len(terms) == len(both):
-            return torch.addmm(terms, both, self.w_context_and_state).tanh()
-        summed: Tensor = terms + both @ self.w_context_and_state
-        return summed.tanh()
+        return add_product(terms, both, self.w_context_and_state).tanh()
 
     def scores(self, states: Tensor) -> Tensor:
         """Return scores (*batch, vocabulary) of all tokens, before the softmax."""
-        return functional.linear(states, self.parameters.w_o, self.parameters.b_o)
+        return wide_linear(states, self.parameters.w_o, self.parameters.b_o, self.dtype)
 
 
 def concatenated(left: Tensor, right: Tensor) -> Tensor:

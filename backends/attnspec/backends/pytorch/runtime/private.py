@@ -1,10 +1,13 @@
 """PyTorch's undocumented names that this backend uses, each with its public alternative."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.autograd import forward_ad
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """Return whether a transform of ``torch.func`` is active. There is no public way to ask."""
@@ -36,3 +39,13 @@ flash_on_cpu: Callable[..., Any] | None = getattr(torch.ops.aten, _ON_CPU, None)
 """`flash_on_cuda` for the CPU; None where PyTorch has none. There is no public alternative here either."""
 flash_on_cpu_backward: Callable[..., Any] | None = getattr(torch.ops.aten, f"{_ON_CPU}_backward", None)
 """Gradients of `flash_on_cpu`."""
+
+
+def constant_while_compiling(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that ``torch.compile`` calls while it traces, in place of tracing it.
+
+    The public alternative, ``torch.compiler.assume_constant_result``, sets the same attribute, but imports the compiler
+    first, which would slow down every import of this backend.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from attnspec.backends.bases.torch_recurrent import State, join_gates, run_fused, run_packed
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, upcast
+from attnspec.backends.pytorch.runtime.products import operand, wide_linear
+from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.transforms import being_captured, operations_intercepted
 
 
@@ -51,19 +52,24 @@ def recurrence(
     steps, dtype, count = x.shape[-2], x.dtype, prod(batch)
     weights = [join_gates(p, network.gates) for p in parameters]
     states: list[State] = list(initial)
-    if dtype in HALF_DTYPES:
-        x, weights = upcast(x), [tuple(map(upcast, w)) for w in weights]
-        states = [tuple(map(upcast, s)) for s in states]
+    unreadable = operations_intercepted() or (lengths is not None and being_captured(x))
+    fused = None if not count or not steps or unreadable else network.fused
+    if dtype in HALF_DTYPES or any(w_x.dtype in HALF_DTYPES for w_x, _, _ in weights):
+        x, states = upcast(x), [tuple(map(upcast, s)) for s in states]
+        # The fused operators do not say what they round of half operands.
+        once = operand if fused is None else upcast
+        # Gradients of all steps are summed in float32.
+        at_every_step = upcast if needs_gradients(*[w_h for _, w_h, _ in weights]) else once
+        weights = [(once(w_x), at_every_step(w_h), upcast(b)) for w_x, w_h, b in weights]
     flat = _flattened(x, batch, count, 2)
     states = [tuple([_flattened(part, batch, count, 1) for part in s]) for s in states]
     counts = None if lengths is None else lengths.expand(tuple(batch)).reshape(count)
-    unreadable = operations_intercepted() or (counts is not None and being_captured(x))
-    if network.fused is None or not count or not steps or unreadable:
+    if fused is None:
         hidden, final = _run_stepwise(network, flat, states, weights, counts, directions)
     elif counts is None or bool(((counts := counts.cpu()) == steps).all()):
-        hidden, final = run_fused(network.fused, (flat,), states, weights, directions)
+        hidden, final = run_fused(fused, (flat,), states, weights, directions)
     else:
-        hidden, final = run_packed(network.fused, flat, states, weights, counts, directions)
+        hidden, final = run_packed(fused, flat, states, weights, counts, directions)
     if len(batch) != 1 or hidden.dtype is not dtype:
         hidden = hidden.to(dtype).reshape(*batch, steps, hidden.shape[-1])
         final = [tuple([part.to(dtype).reshape(*batch, part.shape[-1]) for part in s]) for s in final]
@@ -103,7 +109,8 @@ def _run_direction(
     (w_x, w_h, b), width = weights, state[0].shape[-1]
     sizes = [gates * width for gates in network.products]
     state_weights = torch.split_with_sizes(w_h.mT, sizes, -1)
-    terms = list(zip(*[part.unbind(1) for part in torch.split_with_sizes(linear(x, w_x, b), sizes, -1)], strict=True))
+    parts = torch.split_with_sizes(wide_linear(x, w_x, b), sizes, -1)
+    terms = list(zip(*[part.unbind(1) for part in parts], strict=True))
     hidden = []
     steps = range(x.shape[1])
     state = state if steps else tuple(part.clone() for part in state)  # no result is the caller's own tensor

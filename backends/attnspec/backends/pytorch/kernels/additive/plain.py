@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnspec.backends.pytorch.runtime import autocast
-from attnspec.backends.pytorch.runtime.accumulation import batched_product, finite, times_vector, upcast
+from attnspec.backends.pytorch.runtime.accumulation import finite, times_vector, upcast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
+from attnspec.backends.pytorch.runtime.products import batched_product
 from attnspec.backends.pytorch.runtime.transforms import operations_intercepted, under_torch_func
 
 CHUNK = 2**22

@@ -1,0 +1,393 @@
+"""Products of half dtypes on CUDA, tested without a GPU.
+
+`half_products_pytorch` computes PyTorch's ``out_dtype`` on the CPU by its definition. Pretended CUDA tensors, with
+numbers on the CPU, show what operations multiply on a GPU.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from attnspec.backends import pytorch
+from attnspec.backends.pytorch.kernels.additive import path_choice
+from attnspec.backends.pytorch.kernels.dot import cuda_groups
+from attnspec.backends.pytorch.runtime import products
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+from attnspec.backends.pytorch.runtime.forcing import forcing
+from attnspec.backends.pytorch.runtime.products import add_product, batched_product, wide_linear, wide_product
+from attnspec.spec.contract.tree import flatten, map_tree
+from tests.budgets import assert_gradients_within_budgets
+
+from .test_autocast import FLOATING, arguments
+
+DTYPES = pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def widened_multiplication(left: Tensor, right: Tensor, out_dtype: torch.dtype) -> Tensor:
+    assert left.dtype == right.dtype in HALF_DTYPES
+    assert out_dtype is torch.float32
+    return left.to(out_dtype) @ right.to(out_dtype)
+
+
+@pytest.fixture
+def halves(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Half products on the CPU, by their definition."""
+    monkeypatch.setattr(products, "multiplies_halves", lambda x, dtype: True)
+    aten = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    aten.impl("mm.dtype", widened_multiplication, "CPU")  # type: ignore[no-untyped-call]
+    aten.impl("bmm.dtype", widened_multiplication, "CPU")
+    yield
+    aten._destroy()  # type: ignore[no-untyped-call]
+
+
+# Numbers --------------------------------------------------------------------------------------------------------------
+
+SHAPES = [((3, 4), (4, 5)), ((4,), (4, 5)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((2, 1, 3, 4), (6, 4, 5)),
+          ((1, 3, 4), (7, 4, 5)), ((3, 4), (2, 4, 5))]  # fmt: skip
+
+
+@DTYPES
+@pytest.mark.parametrize(("left", "right"), SHAPES, ids=str)
+def test_half_operands_are_multiplied_exactly_and_summed_in_float32(
+    left: tuple[int, ...], right: tuple[int, ...], dtype: torch.dtype, halves: None
+) -> None:
+    x, w = draw(*left, dtype=dtype), draw(*right, dtype=dtype)
+    assert products.path_for(x, w) == "out_dtype"
+    assert torch.equal(wide_product(x, w), x.float() @ w.float())
+    assert torch.equal(batched_product(x, w), x.float() @ w.float())
+    if w.dim() == 2:
+        assert torch.equal(wide_linear(x, w.mT, w[0]), x.float() @ w.float() + w[0].float())
+        terms = draw(*left[:-1], right[-1])
+        assert torch.equal(add_product(terms, x, w), terms + x.float() @ w.float())
+
+
+@DTYPES
+@pytest.mark.parametrize(("left", "right"), SHAPES, ids=str)
+@pytest.mark.parametrize("computed", [False, True])
+def test_gradients_are_within_the_budgets_of_the_class(
+    left: tuple[int, ...], right: tuple[int, ...], computed: bool, dtype: torch.dtype, halves: None
+) -> None:
+    x, w, cotangent = draw(*left, dtype=dtype), draw(*right, dtype=dtype), draw(*left[:-1], right[-1], dtype=dtype)
+    inputs = [y.requires_grad_() for y in (x, w)]
+    wide = inputs[0].float() if computed else inputs[0]
+    output = wide_product(wide, inputs[1]).to(dtype)
+    cotangent = cotangent.expand(output.shape)
+    gradients = torch.autograd.grad(output, inputs, cotangent)
+    assert [g.dtype for g in gradients] == [dtype, dtype]
+    plain = [y.detach() for y in inputs]
+    assert_gradients_within_budgets(gradients, cotangent, lambda x, w: x @ w, *plain)
+
+
+@DTYPES
+def test_a_computed_operand_is_rounded_once_and_has_an_unrounded_gradient(dtype: torch.dtype, halves: None) -> None:
+    x, w = draw(5, 4).requires_grad_(), draw(4, 3, dtype=dtype)
+    output = wide_product(x, w)
+    rounded = x.detach().to(dtype).float()
+    assert torch.equal(output, rounded @ w.float())
+    (gradient,) = torch.autograd.grad(output.sum(), x)
+    assert gradient.dtype is torch.float32
+    assert torch.equal(gradient, torch.ones(5, 3) @ w.float().mT)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-9, 1.0, 1e9, 1e30])
+def test_float16_neither_overflows_nor_vanishes_in_computed_operands_and_gradients(scale: float, halves: None) -> None:
+    x, w = draw(5, 4), draw(4, 3, dtype=torch.float16)
+    rows = torch.tensor([1.0, 1e-6, 1e6, 0.0, 1.0])[:, None] * scale
+    inputs = [(x * rows).requires_grad_(), w.clone().requires_grad_()]
+    output = wide_product(inputs[0], inputs[1])
+    expected = inputs[0].detach().double() @ w.double()
+    largest = expected.abs().amax(-1, keepdim=True)
+    assert ((output - expected).abs() <= 2**-9 * largest).all()
+    (gradient,) = torch.autograd.grad(output, inputs[0], (rows * torch.ones(5, 3)))
+    exact = (rows * torch.ones(5, 3)).double() @ w.double().mT
+    assert ((gradient - exact).abs() <= 2**-9 * exact.abs().amax(-1, keepdim=True)).all()
+
+
+def test_infinite_and_undefined_numbers_stay_in_their_rows(halves: None) -> None:
+    x, w = torch.ones(4, 2), torch.ones(2, 2, dtype=torch.float16)
+    x[1, 0], x[2, 0] = torch.inf, torch.nan
+    output = wide_product(x, w)
+    assert output[:, 0].tolist()[:2] == [2.0, torch.inf]
+    assert output[2].isnan().all()
+    assert output[3].tolist() == [2.0, 2.0]
+
+
+@DTYPES
+def test_uses_of_an_operand_that_was_widened_before_are_summed_in_float32(dtype: torch.dtype, halves: None) -> None:
+    x, w = draw(5, 4, dtype=dtype).requires_grad_(), [draw(4, 3, dtype=dtype) / 3 for _ in range(40)]
+    wide = x.float()
+    output = torch.stack([wide_product(wide, one.float(), dtype) for one in w]).sum(0)
+    (gradient,) = torch.autograd.grad(output.sum(), x)
+    assert torch.equal(gradient, (40 * (torch.ones(5, 3) @ w[0].float().mT)).to(dtype))
+
+
+def test_gradients_of_a_matrix_that_a_batch_shares_are_summed_in_float32(halves: None) -> None:
+    x, w = draw(300, 1, 4, dtype=torch.bfloat16), draw(2, 4, 3, dtype=torch.bfloat16).requires_grad_()
+    output = wide_product(x[:, None], w)
+    (gradient,) = torch.autograd.grad(output.sum(), w)
+    exact = x.double().sum(0).mT.expand(2, 4, 3)
+    assert ((gradient - exact).abs() <= 2**-8 * exact.abs() + 1e-4).all()
+
+
+@pytest.mark.parametrize(("left", "right"), [((0, 4), (4, 3)), ((2, 0), (0, 3)), ((0, 2, 4), (4, 3)), ((2, 4), (4, 0))])
+@DTYPES
+def test_empty_operands_are_multiplied_widened(
+    left: tuple[int, ...], right: tuple[int, ...], dtype: torch.dtype, halves: None
+) -> None:
+    x, w = (torch.ones(shape, dtype=dtype, requires_grad=True) for shape in (left, right))
+    assert products.path_for(x, w) == "wide"
+    output = wide_product(x, w)
+    assert output.dtype is torch.float32
+    assert torch.equal(output, torch.zeros(*left[:-1], right[-1]))
+    assert [g.shape for g in torch.autograd.grad(output.sum(), (x, w))] == [x.shape, w.shape]
+
+
+# Derivatives, transforms and torch.compile ----------------------------------------------------------------------------
+
+
+def squared(x: Tensor, w: Tensor) -> Tensor:
+    return wide_product(x, w).square().sum()
+
+
+@DTYPES
+def test_second_derivatives_are_those_of_widened_products(dtype: torch.dtype, halves: None) -> None:
+    x, w = (draw(*shape, dtype=dtype).requires_grad_() for shape in ((3, 4), (4, 2)))
+    results = []
+    for compute in (squared, lambda x, w: (x.float() @ w.float()).square().sum()):
+        (first,) = torch.autograd.grad(compute(x, w), x, create_graph=True)
+        results.append(torch.autograd.grad(first.float().square().sum(), (x, w)))
+    for got, expected in zip(*results, strict=True):
+        assert ((got - expected).abs() <= 2**-5 * expected.abs().max()).all()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # by PyTorch's own forward mode
+@DTYPES
+def test_transforms_and_forward_mode_multiply_widened_operands(dtype: torch.dtype, halves: None) -> None:
+    x, w = draw(6, 3, 4, dtype=dtype), draw(4, 2, dtype=dtype)
+
+    def widened(x: Tensor, w: Tensor) -> Tensor:
+        assert products.path_for(x, w) == "wide"
+        return wide_product(x, w)
+
+    expected = x.float() @ w.float()
+    assert torch.equal(torch.func.vmap(widened, (0, None))(x, w), expected)
+    assert torch.equal(torch.func.jvp(lambda x: widened(x, w), (x,), (x,))[1], expected)
+    gradient = torch.func.grad(lambda x: widened(x, w).sum())(x)
+    assert torch.equal(gradient, (torch.ones(6, 3, 2) @ w.float().mT).to(dtype))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler itself
+@DTYPES
+def test_torch_compile_traces_half_products_and_their_gradients(dtype: torch.dtype, halves: None) -> None:
+    x, w = (draw(*shape, dtype=dtype).requires_grad_() for shape in ((3, 4), (4, 2)))
+    graphs: list[Any] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(squared, fullgraph=True, backend=keep)
+    expected = torch.autograd.grad(squared(x, w), (x, w))
+    assert all(map(torch.equal, torch.autograd.grad(compiled(x, w), (x, w)), expected))
+    assert len(graphs) == 1
+
+
+def test_torch_compile_asks_once_which_products_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_capability", lambda device: (8, 0))
+
+    def chosen(x: Tensor) -> Tensor:
+        return x + 1 if products._gpu_multiplies_halves(0, torch.float16) else x
+
+    assert torch.compile(chosen, fullgraph=True, backend="eager")(torch.zeros(1)) == 1
+
+
+# Which GPUs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capability", "bfloat16", "float16"),
+    [((9, 0), True, True), ((8, 0), True, True), ((7, 5), False, True), ((6, 1), False, False)],
+)
+def test_a_gpu_without_tensor_cores_for_a_dtype_multiplies_widened_operands(
+    capability: tuple[int, int], bfloat16: bool, float16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "_capability", lambda device: capability)
+    assert products._gpu_multiplies_halves(0, torch.bfloat16) == bfloat16
+    assert products._gpu_multiplies_halves(0, torch.float16) == float16
+
+
+def test_amd_and_accumulation_in_float16_multiply_widened_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: True)
+    assert not products._gpu_multiplies_halves(0, torch.float16)
+    assert products._gpu_multiplies_halves(0, torch.bfloat16)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert not products._gpu_multiplies_halves(0, torch.bfloat16)
+
+
+@DTYPES
+def test_the_cpu_multiplies_widened_operands(dtype: torch.dtype) -> None:
+    x = draw(3, 3, dtype=dtype)
+    assert products.path_for(x, x) == "wide"
+    assert products.operand(x).dtype is torch.float32
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+
+class PretendedTensor(Tensor):
+    """CPU numbers that say they are on a GPU; ``multiplied`` are the dtypes of the products of matrices.
+
+    Products of half matrices into float32 are computed by their definition.
+    """
+
+    multiplied: ClassVar[list[tuple[str, torch.dtype, torch.dtype]]] = []
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)
+    device = property(lambda self: torch.device("cuda:0"))
+    numbers: Tensor
+
+    @staticmethod
+    def __new__(cls: type["PretendedTensor"], numbers: Tensor) -> "PretendedTensor":
+        shell = torch.empty_strided(numbers.size(), numbers.stride(), dtype=numbers.dtype, device="meta")
+        tensor = torch.Tensor._make_subclass(cls, shell)
+        tensor.numbers = numbers
+        return tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if function is torch.ops.prim.device.default:
+            return torch.device("cuda:0")
+        args, kwargs = tree_map(cls.on_cpu, (args, kwargs or {}))
+        if kwargs.get("device") is not None:
+            kwargs["device"] = "cpu"
+        matrices = [x for x in args if isinstance(x, Tensor)]
+        name = function.overloadpacket.__name__
+        if name in ("mm", "bmm", "addmm", "baddbmm", "convolution"):
+            cls.multiplied.append((str(function), matrices[-2].dtype, matrices[-1].dtype))
+        into_float32 = function in (torch.ops.aten.mm.dtype, torch.ops.aten.bmm.dtype)
+        result = widened_multiplication(*args) if into_float32 else function(*args, **kwargs)
+        return tree_map(lambda x: cls(x) if isinstance(x, Tensor) else x, result)
+
+    @staticmethod
+    def on_cpu(x: Any) -> Any:
+        return x.numbers if isinstance(x, PretendedTensor) else x
+
+
+DECODERS = ("greedy_decode", "beam_decode")
+
+FUSED_NETWORKS = {f"{kind}{network}" for kind in ("", "bidirectional_", "stacked_") for network in ("rnn", "lstm")}
+FUSED_NETWORKS |= {"rnn_self_attention"}
+"""Networks that PyTorch's operators compute in float32: they do not say what they round of half operands."""
+
+IN_FLOAT32 = {
+    "additive_attention": "the path without Triton, where values are widened",
+    "multi_head_additive_attention": "as additive_attention",
+    "bahdanau_context": "as additive_attention",
+    "latent_attention": "the product of the pooled latent, whose rounding would not be averaged over keys",
+    "merge_attention": "as many products as there are parts of the keys, of one row each",
+}
+"""Operations that multiply matrices in float32, with the reason."""
+
+WITH_GRADIENTS_IN_FLOAT32 = {
+    **IN_FLOAT32,
+    **dict.fromkeys(("gru", "bidirectional_gru", "stacked_gru"), "gradients of all steps are summed in float32"),
+    "teacher_forced_decode": "gradients of all steps are summed in float32",
+    "decoder_step": "the pooled annotations, of one row, whose gradients of both uses are summed in float32",
+}
+"""Operations that do so where gradients are recorded."""
+
+
+@pytest.fixture
+def pretending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretended tensors as an Ampere GPU without kernels: attention itself is left to others."""
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        scores = (query.unsqueeze(-2) * key.unsqueeze(-3)).sum(-1) * options["scale"]
+        if options.get("is_causal"):
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        if mask is not None:
+            scores = torch.where(mask, scores, -torch.inf)
+        output: Tensor = (scores.softmax(-1).unsqueeze(-1) * value.unsqueeze(-3)).sum(-2)
+        return output
+
+    def on_gpu(create: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def created(*args: Any, device: Any = None, **options: Any) -> Tensor:
+            numbers = create(*args, **options)
+            return numbers if device is None or torch.device(device).type == "cpu" else PretendedTensor(numbers)
+
+        return created
+
+    for name in ("arange", "empty", "full", "ones", "tensor", "zeros"):
+        monkeypatch.setattr(torch, name, on_gpu(getattr(torch, name)))
+    monkeypatch.setattr(products, "_capability", lambda device: (8, 0))
+    monkeypatch.setattr(path_choice, "TRITON_ON_CUDA", False)
+    monkeypatch.setattr(cuda_groups, "runs", lambda device: False)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
+    PretendedTensor.multiplied.clear()
+
+
+def pretended(tree: Any) -> Any:
+    return map_tree(tree, lambda _, x: PretendedTensor(x) if isinstance(x, Tensor) else x)
+
+
+def products_of(operation: str, dtype: torch.dtype, gradients: bool) -> set[tuple[str, torch.dtype, torch.dtype]]:
+    """Run an operation on pretended tensors, forward and backward; return its products of matrices."""
+    inputs = pretended(arguments(operation, dtype))
+    inputs.pop("lengths", None)  # packed on the CPU
+    if operation in DECODERS:
+        inputs["eos"] = 1
+    floats = [x for x in flatten(inputs).values() if isinstance(x, Tensor) and x.is_floating_point()]
+    for x in floats:
+        x.requires_grad_(gradients)
+    with forcing("plain"):
+        results = [x for x in flatten(getattr(pytorch, operation)(**inputs)).values() if x.is_floating_point()]
+        forward = set(PretendedTensor.multiplied)
+        PretendedTensor.multiplied.clear()
+        if gradients:
+            torch.autograd.grad([x.float().sum() for x in results], floats, allow_unused=True)
+    return forward | set(PretendedTensor.multiplied)
+
+
+@DTYPES
+@pytest.mark.parametrize("operation", sorted({*FLOATING, *DECODERS} - FUSED_NETWORKS))
+def test_cuda_multiplies_no_widened_operands_but_where_a_reason_is_named(
+    operation: str, dtype: torch.dtype, pretending: None
+) -> None:
+    forward = products_of(operation, dtype, False)
+    assert any(torch.float32 in p[1:] for p in forward) == (operation in IN_FLOAT32), forward
+    if operation in FLOATING:
+        both = products_of(operation, dtype, True)
+        assert any(torch.float32 in p[1:] for p in both) == (operation in WITH_GRADIENTS_IN_FLOAT32), both
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_other_dtypes_are_multiplied_as_they_are(dtype: torch.dtype, pretending: None) -> None:
+    multiplied = products_of("encoder_layer", dtype, True)
+    assert {kind for product in multiplied for kind in product[1:]} == {dtype}
+
+
+def test_the_suite_acquits_half_products() -> None:
+    """Judge in another process, for the adapter changes the products of its process."""
+    backend = str(Path(__file__).with_name("half_products_pytorch.py"))
+    command = (sys.executable, "-m", "attnspec.conformance.cli", "check", backend, "--in-process", "--workers", "1")
+    chosen = {
+        "--operation": ("multi_head_attention", "feed_forward", "gru_cell", "graph_layer", "latent_attention"),
+        "--law": ("operation.oracle", "operation.gradient"),
+        "--dtype": ("bfloat16", "float16"),
+    }
+    selection = [word for option, values in chosen.items() for value in values for word in (option, value)]
+    done = subprocess.run([*command, *selection], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout
+    assert "pytorch by half products conforms" in done.stdout
