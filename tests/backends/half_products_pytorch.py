@@ -1,4 +1,4 @@
-"""The PyTorch backend with the products of half dtypes that it has on CUDA, computed on the CPU.
+"""The PyTorch backend with its products of half dtypes on CUDA, emulated on the CPU.
 
 PyTorch's ``out_dtype`` exists for GPUs only. Here its definition takes its place: widened products, summed in float32.
 """
@@ -20,7 +20,7 @@ def _mm(left: Tensor, right: Tensor, out_dtype: torch.dtype) -> Tensor:
 
 
 _aten.impl("mm.dtype", _mm, "CPU")  # type: ignore[no-untyped-call]
-_aten.impl("bmm.dtype", _mm, "CPU")
+_aten.impl("bmm.dtype", _mm, "CPU")  # type: ignore[no-untyped-call]
 products.multiplies_halves = lambda x, dtype: True
 
 name = "pytorch by half products"
