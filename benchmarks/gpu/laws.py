@@ -48,7 +48,8 @@ def _checks(context: Context, operations: Sequence[str], dtypes: Sequence[str]) 
 def _report(context: Context, operations: Sequence[str], dtype: str, seconds: float) -> dict[str, Any]:
     """Judge operations in one run of ``attnspec check``, outside of this process; return its report."""
     options = {
-        "--device": context.device, "--dtype": dtype, "--time-limit": f"{seconds:g}", "--hang-after": f"{HANG_SECONDS}",
+        "--device": "cpu" if context.dry else context.device, "--dtype": dtype,
+        "--time-limit": f"{seconds:g}", "--hang-after": f"{HANG_SECONDS}",
         "--sandbox": "off",  # a sandbox hides the device
     }  # fmt: skip
     if context.dry:

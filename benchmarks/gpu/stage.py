@@ -7,6 +7,7 @@ soon as it is done. After an illegal access the process ends early.
 import json
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -22,13 +23,25 @@ ROOT = Path(__file__).parents[2]
 
 def main(place: str, file: str, first: str, seconds: str, *dry: str) -> None:
     """Run the checks that a function returns, from a number on; print and write the outcome of each."""
+    with pretended_device() if dry else nullcontext():
+        run(place, Path(file), int(first), Context("cuda", bool(dry), float(seconds)))
+
+
+def pretended_device() -> AbstractContextManager[Any]:
+    """Pretend to have a GPU: numbers of the CPU that say they are on a CUDA device."""
+    from tests.backends.pretended_cuda import pretended_cuda
+
+    return pretended_cuda()
+
+
+def run(place: str, file: Path, first: int, context: Context) -> None:
+    """Run the checks on a device."""
     module, _, function = place.partition(":")
-    context = Context("cpu" if dry else "cuda", bool(dry), float(seconds))
     checks = getattr(import_module(module), function)(context)
-    with Path(file).open("w", encoding="utf-8", buffering=1) as lines:
-        header = {"machine": described(context.device) | gpu(context), "checks": [check.name for check in checks]}
-        lines.write(json.dumps(header) + "\n")
-        checks = checks[int(first) :]
+    with file.open("w", encoding="utf-8", buffering=1) as lines:
+        machine = described("cpu" if context.dry else context.device) | gpu(context)
+        lines.write(json.dumps({"machine": machine, "checks": [check.name for check in checks]}) + "\n")
+        checks = checks[first:]
         for check, outcome in zip(checks, outcomes(checks, context), strict=False):
             lines.write(json.dumps(asdict(outcome)) + "\n")
             print(outcome.line(check.name), flush=True)

@@ -14,7 +14,14 @@ from benchmarks.gpu.check import STATUSES, Outcome
 from benchmarks.gpu.cli import STAGES, Stage, main
 
 FAULTY = "tests.benchmarks.faulty_stages"
-GPU_ALONE = ("compute-sanitizer", "second stream", "captured in a graph", "hardware's tanh", "occupancy and stalls")
+GPU_ALONE = (
+    "compute-sanitizer",
+    "torch.compile",
+    "second stream",
+    "captured in a graph",
+    "hardware's tanh",
+    "occupancy and stalls",
+)
 """Parts of names of checks that a dry run only lists."""
 
 
