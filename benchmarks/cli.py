@@ -1,5 +1,8 @@
 """Command line of the benchmarks."""
 
+import itertools
+import json
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -12,6 +15,7 @@ import torch
 import typer
 from rich.console import Console
 
+from attnspec.backends.pytorch.runtime.optional import HAS_TRITON
 from benchmarks import calibration, ceilings, floors, page, table
 from benchmarks.machine import described, load, usable_cores
 from benchmarks.measuring import measure
@@ -237,6 +241,45 @@ def calibrate(
     chosen = operation or tuple(calibration.OPERATIONS)
     for line in calibration.as_avx2(seconds, chosen) if narrower else calibration.lines(seconds, chosen):
         print(line, flush=True)
+
+
+@app.command()
+def resources(
+    size: Annotated[list[str] | None, typer.Option(help="only this size; may be repeated")] = None,
+    capability: Annotated[
+        list[int] | None, typer.Option(help="only this architecture, such as 90; may be repeated")
+    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="only fp32, bf16 or fp16; may be repeated")] = None,
+    output: Annotated[Path | None, typer.Option(help="write the numbers to this file, as JSON")] = None,
+) -> None:
+    """Compile additive attention's Triton kernels for GPUs that need not be present; print what they take of them.
+
+    Needs Triton, and no GPU; all of it takes half an hour on 2 cores. Ends with status 1 if a kernel is over the limits
+    of a GPU.
+    """
+    if not HAS_TRITON:
+        unusable("resources: expected Triton; install triton, or attnspec[triton]")
+    # these import Triton, which is optional
+    from benchmarks import resources as kernels
+    from benchmarks.compiled_kernels import DEVICES, SHORT
+
+    chosen = {"--size": (size, kernels.SIZES), "--dtype": (dtype, SHORT.values()),
+              "--capability": (capability, [device.capability for device in DEVICES])}  # fmt: skip
+    for option, (values, known) in chosen.items():
+        for value in values or ():
+            if value not in known:
+                unusable(f"{option}: expected one of {', '.join(map(str, known))}; got {value}")
+    sizes, dtypes, capabilities = (values or known for values, known in chosen.values())
+    configurations = ["-".join(map(str, parts)) for parts in itertools.product(capabilities, dtypes, sizes)]
+    with multiprocessing.get_context("spawn").Pool(usable_cores()) as pool:
+        rows = [row for part in pool.imap(kernels.configuration, configurations) for row in part]
+    if output is not None:
+        output.write_text(json.dumps(rows, indent=1) + "\n")
+    console = Console()
+    for made in (kernels.kernel_table(rows), kernels.size_table(rows)):
+        (console if console.is_terminal else Console(width=WIDTH)).print(made)
+    if any(map(kernels.over_limits, rows)):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 
 from .decoding_kernels import combine_kernel, step_kernel
-from .launch import INTERPRET, compact_mask, launch, mask_arguments, padded, power_of_two
+from .launch import INTERPRET, compact_mask, launch, mask_arguments, multiprocessors, padded, power_of_two
 from .operators import attention, join
 
 TILE = 2**15
@@ -62,8 +62,7 @@ def _(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inn
 
 def _splits(batch: int, m: int, block_k: int, device: torch.device) -> int:
     """Splits of the keys: enough for four programs per multiprocessor, each with at least one block of keys."""
-    processors = 4 if INTERPRET else torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, min(-(-m // block_k), -(-4 * processors // batch)))
+    return max(1, min(-(-m // block_k), -(-4 * multiprocessors(device) // batch)))
 
 
 @dataclass(frozen=True)

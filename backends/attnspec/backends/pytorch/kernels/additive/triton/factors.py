@@ -86,14 +86,14 @@ def factor_column(row, c, valid, hidden, ratio, flip, SCALED: tl.constexpr):
 
 
 @triton.jit
-def factors_kernel(raw, ratio, flip, scaled, unscaled, ranges, log2_factors, value, parts, nonfinite, rows,
-                   rows_padded, hidden, hidden_groups, hidden_stored, d_v, d_padded, part_stride,
+def factors_kernel(raw, ratio, flip, scaled, unscaled, ranges, value, parts, nonfinite, rows,
+                   rows_padded, hidden, hidden_stored, d_v, d_padded, part_stride,
                    GROUPS: tl.constexpr, BV: tl.constexpr,
                    SCALED: tl.constexpr, UNSCALED: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     """Transposed factors (B, hidden_stored, rows_padded) of 16 rows of raw (B, rows, hidden).
 
-    ranges (B, rows_padded) bounds log2|XYZ| of `triple_total` and is infinite where a factor is not a normal number;
-    log2_factors (B, blocks) bounds log2 E. With PARTS, parts receives the block's value rows, padded with 0: unchanged
+    ranges (B, rows_padded) bounds log2|XYZ| of `triple_total` and is infinite where a factor is not a normal number.
+    With PARTS, parts receives the block's value rows, padded with 0: unchanged
     (1 part), or as bfloat16 numbers that sum to the float32 (3 parts). NaN and infinity become 0 in `parts`, and
     `nonfinite` (B, blocks) is 1 for blocks that held any.
     """
@@ -105,9 +105,8 @@ def factors_kernel(raw, ratio, flip, scaled, unscaled, ranges, log2_factors, val
     row = raw + (batch.to(tl.int64) * rows + at[:, None]) * hidden
     base = batch.to(tl.int64) * hidden_stored * rows_padded + at[:, None]
     bound = tl.zeros((BLOCK, GROUPS), tl.float32)
-    largest_log2 = tl.zeros((BLOCK, GROUPS), tl.float32)
     largest_size = tl.zeros((BLOCK, GROUPS), tl.float32)
-    for g in range(0, hidden_groups, GROUPS):
+    for g in range(0, hidden_stored // 3, GROUPS):
         group = g + tl.arange(0, GROUPS)[None, :]
         group_bound = tl.zeros((BLOCK, GROUPS), tl.float32)
         for k in tl.static_range(3):
@@ -123,13 +122,11 @@ def factors_kernel(raw, ratio, flip, scaled, unscaled, ranges, log2_factors, val
             group_bound += log2_factor + margin
             if SCALED:
                 group_bound += 1.0
-            largest_log2 = tl.maximum(largest_log2, log2_factor)
             largest_size = tl.maximum(largest_size, tl.where(stored, size, 0.0))
         bound = tl.maximum(bound, group_bound)
     reach = tl.max(largest_size, 1)
     row_bound = tl.where(reach <= LARGEST_EXPONENT, tl.max(bound, 1), float("inf"))
     tl.store(ranges + batch.to(tl.int64) * rows_padded + at, row_bound)
-    tl.store(log2_factors + tl.program_id(0), tl.max(tl.max(largest_log2, 1), 0))
     if PARTS > 0:
         part_stride = tl.cast(part_stride, tl.int64)  # twice 2^30 elements is no 32-bit integer
         has_nonfinite = tl.zeros((BLOCK, BV), tl.int32)

@@ -99,20 +99,20 @@ def nonfinite_values(acc, p, allowed, value, first, m, d, d_v, WIDE: tl.constexp
 
 @triton.jit
 def scaled_scores(query_scaled, key_factor, n_padded, m_padded, query_raw, key_raw, rows_left, keys_left, ratio, flip,
-                  hidden, hidden_groups, query_range, key_range, bits, scale,
+                  hidden, hidden_stored, query_range, key_range, bits, scale,
                   WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """log2(e) times the tile's scores up to a constant, -inf for excluded pairs."""
     total = score_total(
         query_scaled, key_factor, n_padded, m_padded, query_raw, key_raw, rows_left, keys_left, ratio, flip, hidden,
-        hidden_groups * 3, query_range, key_range, BLOCK, WIDE, INTERPRET,
+        hidden_stored, query_range, key_range, BLOCK, WIDE, INTERPRET,
     )  # fmt: skip
     return tl.where(is_allowed(bits), total * scale, -float("inf"))
 
 
 @triton.jit
 def forward_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, key_range, key_nonfinite, ratio, flip,
-                   constants, value, parts, mask, out, lse, n, m, n_padded, m_padded, hidden, hidden_groups,
-                   hidden_stored, d_v, d_padded, part_stride, inner, mask_outer, mask_inner, mask_query, mask_key,
+                   constants, value, parts, mask, out, lse, n, m, n_padded, m_padded, hidden, hidden_stored,
+                   d_v, d_padded, part_stride, inner, mask_outer, mask_inner, mask_query, mask_key,
                    WIDE: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
                    PARTS: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """Attention of 16 queries over all keys, WIDE at a time; grid (query blocks * batch, chunks of d_v)."""
@@ -150,7 +150,7 @@ def forward_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, ke
             first64 = tl.cast(first, tl.int64)
             score = scaled_scores(
                 query_scaled, key_factor + first64, n_padded, m_padded, query_raw, key_raw + first64 * hidden,
-                n - block * BLOCK, m - first, ratio, flip, hidden, hidden_groups, query_range, key_range + first,
+                n - block * BLOCK, m - first, ratio, flip, hidden, hidden_stored, query_range, key_range + first,
                 bits, scale, WIDE, INTERPRET,
             )  # fmt: skip
             new = tl.maximum(largest, tl.max(score, 1))
@@ -177,7 +177,7 @@ def forward_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, ke
             first64 = tl.cast(first, tl.int64)
             score = scaled_scores(
                 query_scaled, key_factor + first64, n_padded, m_padded, query_raw, key_raw + first64 * hidden,
-                n - block * BLOCK, m - first, ratio, flip, hidden, hidden_groups, query_range, key_range + first,
+                n - block * BLOCK, m - first, ratio, flip, hidden, hidden_stored, query_range, key_range + first,
                 bits, scale, WIDE, INTERPRET,
             )  # fmt: skip
             acc = nonfinite_values(
@@ -191,7 +191,7 @@ def forward_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, ke
 
 @triton.jit
 def scores_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, key_range, ratio, flip, constants, out,
-                  n, m, n_padded, m_padded, hidden, hidden_groups, hidden_stored,
+                  n, m, n_padded, m_padded, hidden, hidden_stored,
                   WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """Raw scores of 16 queries and WIDE keys; grid (query blocks * key tiles * batch)."""
     blocks = n_padded // BLOCK
@@ -206,7 +206,7 @@ def scores_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, key
         query_scaled + (batch64 * hidden_stored * n_padded + block * BLOCK),
         key_factor + (batch64 * hidden_stored * m_padded + tile * WIDE), n_padded, m_padded,
         query_raw + (batch64 * n + block * BLOCK) * hidden, key_raw + (batch64 * m + tile * WIDE) * hidden,
-        n - block * BLOCK, m - tile * WIDE, ratio, flip, hidden, hidden_groups * 3,
+        n - block * BLOCK, m - tile * WIDE, ratio, flip, hidden, hidden_stored,
         query_range + (batch64 * n_padded + block * BLOCK), key_range + (batch64 * m_padded + tile * WIDE),
         BLOCK, WIDE, INTERPRET,
     )  # fmt: skip

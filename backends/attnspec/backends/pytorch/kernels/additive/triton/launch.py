@@ -20,8 +20,9 @@ from attnspec.backends.pytorch.kernels.additive.triton.factors import factors_ke
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 BLOCK = 16
-NARROWEST = 64  # products take a quarter of a tile, and tl.dot needs an inner dimension of at least 16
+NARROWEST = 64  # keys of a tile: products take a quarter of a tile, and tl.dot needs an inner dimension of at least 16
 WIDEST = 256
+WIDEST_OF_GRADIENTS = 128  # keys of a tile that one warp computes
 WIDEST_VALUE = 256
 SHARED_BYTES_OF_WIDEST = 104_448
 """Shared memory of a block with `WIDEST_VALUE` features in three parts. Compute capabilities 8.6, 8.9 and 12.0 have
@@ -41,15 +42,51 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def tile(length: int, d_v: int) -> Tile:
+def tile(length: int, d_v: int, programs: int, processors: int) -> Tile:
     """Choose a tile by a fixed rule: autotuning would synchronise and cost seconds for each new shape.
 
     16 x 256 with 2 warps is 64 scores a thread, 8 operations per number loaded; with a wide d_v more warps share the
     tile of values, which would not fit the registers of two. Short sequences get a narrower tile instead of padding.
+    More warps also share a tile where the programs are too few to give each of a multiprocessor's four schedulers one
+    warp; a term then takes an eighth more instructions.
     """
     wide = min(max(power_of_two(length), NARROWEST), WIDEST)
     warps = max(1, wide // 128, min(power_of_two(d_v) // 32, wide // 32))
-    return Tile(wide, min(warps, 8))
+    while warps < wide // 32 and programs * warps < 4 * processors:
+        warps *= 2
+    return Tile(wide, warps)
+
+
+@lru_cache(maxsize=8)
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of the device's multiprocessors."""
+    return 1 if INTERPRET else int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Numbers of programs between which the gradient kernel divides queries, keys and hidden units of an entry."""
+
+    queries: int
+    keys: int
+    hidden: int
+
+
+def gradient_splits(batch: int, blocks: int, tiles: int, hidden: int, processors: int) -> Splits:
+    """Split the gradients of `blocks` of queries, `tiles` of keys and `hidden` units between programs of one warp.
+
+    A multiprocessor's registers hold 8 warps of 255 registers a thread, two for each scheduler, and there are at most
+    as many programs unless the batch is larger. Each split of the queries has buffers for the gradients of all keys and
+    values, each split of the keys for those of all queries. The two numbers are near each other, or limited by the
+    blocks and tiles: for equally many queries and keys, buffers take about sqrt(8 processors / batch) times the memory
+    of the gradients, whatever the length. Splits of hidden units take no memory, but each computes the scores again, so
+    they only use what would be idle.
+    """
+    programs = max(8 * processors // max(batch, 1), 1)
+    keys = max(min(tiles, math.isqrt(programs)), 1)
+    queries = max(min(blocks, programs // keys), 1)
+    keys = max(min(tiles, programs // queries), 1)
+    return Splits(queries, keys, max(min(hidden, programs // (queries * keys)), 1))
 
 
 @lru_cache(maxsize=8)
@@ -88,28 +125,24 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 @dataclass(frozen=True)
 class Weights:
-    """Outputs of `weights_kernel`, and counts: hidden units, groups of three, groups of two, stored columns."""
+    """Outputs of `weights_kernel`, and the number of stored columns: hidden units, padded to groups of three."""
 
     ratio: Tensor
     flip: Tensor
     constants: Tensor
-    hidden: int
-    groups: int
-    pairs: int
     stored: int
 
 
 def scaled_weights(w_v: Tensor) -> Weights:
     """Launch `weights_kernel` on w_v."""
     hidden = w_v.shape[0]
-    groups, pairs = -(-hidden // 3), -(-hidden // 2)
-    stored = max(3 * groups, 2 * pairs)
+    stored = padded(hidden, 3)
     ratio = w_v.new_empty(stored, dtype=torch.float32)
     flip = torch.empty_like(ratio)
     constants = w_v.new_empty(2, dtype=torch.float32)
     block = min(max(power_of_two(stored), 16), 1024)
     launch(weights_kernel, (1,), w_v, ratio, flip, constants, hidden, stored, BH=block)
-    return Weights(ratio, flip, constants, hidden, groups, pairs, stored)
+    return Weights(ratio, flip, constants, stored)
 
 
 @dataclass(frozen=True)
@@ -122,7 +155,6 @@ class Factors:
     scaled: Tensor
     unscaled: Tensor
     ranges: Tensor
-    log2_factors: Tensor
     nonfinite: Tensor
     parts: Tensor
     rows_padded: int
@@ -156,7 +188,6 @@ def factors(
         scaled=x.new_empty(shape, dtype=torch.float32) if scaled else empty,
         unscaled=x.new_empty(shape, dtype=torch.float32) if unscaled else empty,
         ranges=x.new_empty((batch, size), dtype=torch.float32),
-        log2_factors=x.new_empty((batch, blocks), dtype=torch.float32),
         nonfinite=x.new_empty((batch, blocks), dtype=torch.float32) if value is not None else empty,
         parts=empty if value is None else value_parts(value, size),
         rows_padded=size,
@@ -164,10 +195,9 @@ def factors(
     d_v = 1 if value is None else value.shape[-1]
     launch(
         factors_kernel, (batch * blocks,), x, weights.ratio, weights.flip, result.scaled, result.unscaled,
-        result.ranges, result.log2_factors, x if value is None else value, result.parts, result.nonfinite, rows, size,
-        hidden,
-        -(-weights.stored // 3), weights.stored, d_v, result.parts.shape[-1], result.parts[:1].numel(),
-        GROUPS=min(power_of_two(-(-weights.stored // 3)), 32), BV=min(max(power_of_two(d_v), 16), 64), SCALED=scaled,
+        result.ranges, x if value is None else value, result.parts, result.nonfinite, rows, size,
+        hidden, weights.stored, d_v, result.parts.shape[-1], result.parts[:1].numel(),
+        GROUPS=min(power_of_two(weights.stored // 3), 32), BV=min(max(power_of_two(d_v), 16), 64), SCALED=scaled,
         UNSCALED=unscaled, PARTS=0 if value is None else result.parts.shape[0], num_warps=4,
     )  # fmt: skip
     return result

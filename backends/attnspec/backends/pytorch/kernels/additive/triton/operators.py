@@ -1,8 +1,9 @@
 """Additive attention in Triton: PyTorch custom operators, their fake tensors and gradients.
 
 Runs on CUDA tensors, and on CPU tensors if TRITON_INTERPRET=1 is set before Triton is imported (slow; for tests). The
-backward pass needs the output and one number per row (the log-sum-exp); nothing of size n*m is ever stored. Results
-are bitwise repeatable: there are no atomic operations.
+backward pass needs the output and one number per row (the log-sum-exp); nothing of size n*m is ever stored, but several
+copies of the gradients are, see `gradient_splits`. Results are bitwise repeatable on one kind of GPU: there are no
+atomic operations.
 
 NaN or infinity in a masked key or value has no effect on queries that may not attend to it, neither in the result nor
 in the gradients of queries, keys and weights. But NaN in the upstream gradient of a query propagates to the values'
@@ -14,6 +15,7 @@ import math
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 try:
     import triton  # noqa: F401
@@ -27,10 +29,15 @@ from attnspec.backends.pytorch.kernels.additive.triton.forward import forward_ke
 from attnspec.backends.pytorch.kernels.additive.triton.launch import (
     BLOCK,
     INTERPRET,
+    NARROWEST,
+    WIDEST,
+    WIDEST_OF_GRADIENTS,
     compact_mask,
     factors,
+    gradient_splits,
     launch,
     mask_arguments,
+    multiprocessors,
     power_of_two,
     scaled_weights,
     tile,
@@ -44,6 +51,7 @@ from attnspec.backends.pytorch.runtime.first_order import no_second_derivative
 DTYPES = (torch.float32, *HALF_DTYPES)
 # products with upstream gradients in float32 are three tf32 products, accurate to 2^-22
 PRECISION = "tf32x3"
+FEATURES = 16  # value features of a product in the backward pass
 
 
 def supports(a: Tensor, *others: Tensor) -> bool:
@@ -75,7 +83,7 @@ def _attention(
     if out.numel() == 0 or m == 0:
         return out, lse
     widest = widest_value(value)
-    shape = tile(m, min(d_v, widest))
+    shape = tile(m, min(d_v, widest), batch * -(-n // BLOCK) * -(-d_v // widest), multiprocessors(a.device))
     weights = scaled_weights(w_v)
     query = factors(a, weights, BLOCK, scaled=True, unscaled=False)
     key = factors(b, weights, shape.wide, scaled=False, unscaled=True, value=value)
@@ -84,7 +92,7 @@ def _attention(
     launch(
         forward_kernel, (batch * query.rows_padded // BLOCK, -(-d_v // block_d)), query.scaled, key.unscaled, a, b,
         query.ranges, key.ranges, key.nonfinite, weights.ratio, weights.flip, weights.constants, value, key.parts,
-        mask_bytes, out, lse, n, m, query.rows_padded, key.rows_padded, hidden, weights.groups, weights.stored, d_v,
+        mask_bytes, out, lse, n, m, query.rows_padded, key.rows_padded, hidden, weights.stored, d_v,
         key.parts.shape[-1], key.parts[:1].numel(), inner, *strides, WIDE=shape.wide, BD=block_d, CAUSAL=causal,
         MASK=mask is not None, PARTS=key.parts.shape[0], INTERPRET=INTERPRET, num_warps=shape.warps, num_stages=2,
     )  # fmt: skip
@@ -114,9 +122,9 @@ def _attention_backward(
     )  # fmt: skip
     if grad_lse is not None:
         delta -= math.log2(math.e) * grad_lse
-    grad_value = value.new_zeros(value.shape, dtype=torch.float32)
-    results = _projection_gradients(grad, a, b, w_v, value, mask, inner, causal, lse, delta, grad_value, scores=False)
-    return *results, grad_value.to(value.dtype, copy=True)
+    grad, padded_value = (pad(x, (0, -d_v % FEATURES)) if d_v % FEATURES else x for x in (grad, value))
+    grad_a, grad_b, grad_w, grad_value = _all_gradients(grad, a, b, w_v, padded_value, mask, inner, causal, lse, delta)
+    return grad_a, grad_b, grad_w, grad_value[..., :d_v].to(value.dtype, copy=True)
 
 
 @_attention_backward.register_fake
@@ -127,43 +135,47 @@ def _(
     return a.new_empty(a.shape), b.new_empty(b.shape), w_v.new_empty(w_v.shape), value.new_empty(value.shape)
 
 
-def _projection_gradients(
-    grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inner: int, causal: bool,
-    lse: Tensor, delta: Tensor, grad_value: Tensor, *, scores: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of a, b and w_v, in two launches: by tiles of queries, then by tiles of keys."""
+def _all_gradients(
+    grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor | None, inner: int,
+    causal: bool, lse: Tensor, delta: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of a, b, w_v and value in one launch; without `value`, `grad` is the gradient of the scores.
+
+    Value features are a multiple of `FEATURES`: rows of another length would be loaded one number at a time, with an
+    address each, which takes more registers than a thread has.
+    """
     a, b, w_v = a.contiguous(), b.contiguous(), w_v.contiguous()
     batch, n, hidden = a.shape
     m = b.shape[1]
-    d_v = 1 if scores else value.shape[2]
+    d_v = 1 if value is None else value.shape[2]
     weights = scaled_weights(w_v)
-    shapes = {True: tile(n, 1), False: tile(m, 1)}  # by `own_query`: tiles of queries, and of keys
-    query = factors(a, weights, shapes[True].wide, scaled=True, unscaled=True)
-    key = factors(b, weights, shapes[False].wide, scaled=False, unscaled=True)
-    grad_query = torch.zeros_like(query.unscaled)
-    grad_key = torch.zeros_like(key.unscaled)
-    r_sum = torch.zeros_like(query.unscaled)
+    wide = min(max(power_of_two(m), NARROWEST), WIDEST_OF_GRADIENTS)
+    query = factors(a, weights, BLOCK, scaled=True, unscaled=True)
+    key = factors(b, weights, wide, scaled=False, unscaled=True)
+    splits = gradient_splits(
+        batch, query.rows_padded // BLOCK, key.rows_padded // wide, hidden, multiprocessors(a.device)
+    )
+    grad_query = query.unscaled.new_zeros(splits.keys, *query.unscaled.shape)
+    grad_key = key.unscaled.new_zeros(splits.queries, *key.unscaled.shape)
+    r_sum = a.new_zeros(batch * splits.queries * splits.keys, weights.stored, dtype=torch.float32)
+    grad_value = a.new_zeros(0 if value is None else splits.queries, batch, m, d_v, dtype=torch.float32)
     mask_bytes, strides = mask_arguments(mask, a)
-    # only the launch for queries writes `r_sum`; the other gets a stand-in
-    for own_query, target in ((True, grad_query), (False, grad_key)):
-        shape = shapes[own_query]
-        tiles = (query if own_query else key).rows_padded // shape.wide
-        launch(
-            gradient_kernel, (batch * tiles,), query.scaled, query.unscaled, key.unscaled, a, b, query.ranges,
-            key.ranges, query.log2_factors, key.log2_factors, weights.ratio, weights.flip, weights.constants, value,
-            mask_bytes, lse, delta, grad, target, r_sum if own_query else target, grad_value, n, m, query.rows_padded,
-            key.rows_padded, hidden, weights.groups, weights.pairs, weights.stored, d_v, inner, *strides,
-            WIDE=shape.wide, BD=16,
-            OWN_QUERY=own_query, SCORES=scores, CAUSAL=causal, MASK=mask is not None, PRECISION=PRECISION,
-            INTERPRET=INTERPRET, num_warps=shape.warps, num_stages=2,
-        )  # fmt: skip
+    launch(
+        gradient_kernel, (r_sum.shape[0], splits.hidden), query.scaled, query.unscaled, key.unscaled, a, b,
+        query.ranges, key.ranges, weights.ratio, weights.flip, weights.constants, grad if value is None else value,
+        mask_bytes, lse, delta, grad, grad_query, grad_key, r_sum, grad_value, batch, n, m, query.rows_padded,
+        key.rows_padded, hidden, weights.stored, d_v, splits.queries, splits.keys, splits.hidden, inner, *strides,
+        WIDE=wide, BD=FEATURES, SCORES=value is None, CAUSAL=causal, MASK=mask is not None, PRECISION=PRECISION,
+        INTERPRET=INTERPRET, num_warps=1, num_stages=2,
+    )  # fmt: skip
     four_w = 4.0 * w_v.float()
-    grad_a = (grad_query[:, :hidden, :n].mT * four_w).to(a.dtype)
-    grad_b = (grad_key[:, :hidden, :m].mT * four_w).to(b.dtype)
-    grad_w = -2.0 * r_sum[:, :hidden].sum((0, 2))
-    if scores:
+    grad_a = (grad_query.sum(0)[:, :hidden, :n].mT * four_w).to(a.dtype)
+    grad_b = (grad_key.sum(0)[:, :hidden, :m].mT * four_w).to(b.dtype)
+    grad_w = -2.0 * r_sum[:, :hidden].sum(0)
+    if value is None:
         grad_w = grad_w + grad.sum(dtype=torch.float32)
-    return grad_a.contiguous(), grad_b.contiguous(), (weights.flip[:hidden] * grad_w).to(w_v.dtype)
+    grad_w = (weights.flip[:hidden] * grad_w).to(w_v.dtype)
+    return grad_a.contiguous(), grad_b.contiguous(), grad_w, grad_value.sum(0)
 
 
 def _save_attention(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -193,7 +205,7 @@ def _scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     out = a.new_empty(batch, n, m)
     if out.numel() == 0:
         return out
-    shape = tile(m, 1)
+    shape = tile(m, 1, batch * -(-n // BLOCK) * -(-m // WIDEST), multiprocessors(a.device))
     weights = scaled_weights(w_v)
     query = factors(a, weights, BLOCK, scaled=True, unscaled=False)
     key = factors(b, weights, shape.wide, scaled=False, unscaled=True)
@@ -201,7 +213,7 @@ def _scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     launch(
         scores_kernel, (batch * query.rows_padded // BLOCK * tiles,), query.scaled, key.unscaled, a, b, query.ranges,
         key.ranges, weights.ratio, weights.flip, weights.constants, out, n, m, query.rows_padded, key.rows_padded,
-        hidden, weights.groups, weights.stored, WIDE=shape.wide, INTERPRET=INTERPRET, num_warps=shape.warps,
+        hidden, weights.stored, WIDE=shape.wide, INTERPRET=INTERPRET, num_warps=shape.warps,
     )  # fmt: skip
     return out
 
@@ -214,10 +226,8 @@ def _(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
 @operator("additive_scores_triton_backward")
 def _scores_backward(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a, b and w_v. Rows of `grad` need not sum to 0, unlike under a softmax."""
-    grad = unread = grad.contiguous()  # with SCORES the kernel reads no values, log-sum-exp and deltas
-    return _projection_gradients(
-        grad, a, b, w_v, unread, None, 1, False, lse=unread, delta=unread, grad_value=unread, scores=True
-    )
+    grad = unread = grad.contiguous()  # with SCORES the kernel reads no log-sum-exp and deltas
+    return _all_gradients(grad, a, b, w_v, None, None, 1, False, lse=unread, delta=unread)[:3]
 
 
 @_scores_backward.register_fake

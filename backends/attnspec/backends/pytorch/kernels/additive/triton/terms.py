@@ -22,7 +22,6 @@ import triton
 import triton.language as tl
 
 LIMIT_TRIPLE = tl.constexpr(125.0)
-LIMIT_PAIR = tl.constexpr(61.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 

@@ -1,20 +1,18 @@
 """Machine code of every additive Triton kernel, compiled without a GPU, and counts from it.
 
-Run as a program: `python compile_additive_triton.py CAPABILITY-DTYPE-SIZE[-masked] …`, such as
-`90-fp32-usual-masked` (which is also causal), prints, as JSON by configuration, what each kernel takes of a GPU: shared
-memory, stack and registers; for the size `usual` also spills and hot loops. The kernels' arguments are
-recorded from the operations themselves, run on CPU tensors with the launches intercepted, so that what is
-compiled is what would be launched. TRITON_INTERPRET must not be set.
+The kernels' arguments are recorded from the operations themselves, run on CPU tensors with the launches intercepted, so
+that what is compiled is what would be launched. Everything that this needs comes with Triton: its compiler, `ptxas`,
+`cuobjdump` and `nvdisasm`. TRITON_INTERPRET must not be set.
 """
 
-import json
+import math
 import re
 import subprocess
-import sys
 import tempfile
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -30,31 +28,73 @@ POINTERS = {
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages")
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-# B, n, m, h, d_v: the usual case, everything as small as can be, several chunks of wide values, and Bahdanau's model
-SIZES = {
-    "usual": (2, 512, 768, 64, 64),
-    "small": (1, 1, 1, 1, 1),
-    "wide": (2, 100, 300, 37, 300),
-    "bahdanau": (1, 30, 30, 1000, 2000),
-}
-SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-"""The most shared memory of a block, by compute capability: CUDA C++ Programming Guide, technical specifications."""
-Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
+Sizes = tuple[int, int, int, int, int]
+"""B, n, m, h and d_v."""
 
 
-def record(dtype: torch.dtype, size: str, masked: bool, capability: int) -> list[Launch]:
-    """All launches of attention and scores, forward and backward, and of a decoding step."""
-    triton_launch.shared_bytes = lambda device: SHARED_BYTES[capability]  # type: ignore[assignment]
+@dataclass(frozen=True)
+class Device:
+    """A GPU: its multiprocessors, clock rate, float32 lanes of a multiprocessor, and most shared memory of a block."""
+
+    name: str
+    capability: int
+    multiprocessors: int
+    gigahertz: float
+    lanes: int
+    shared_bytes: int
+
+
+DEVICES = (
+    Device("A100", 80, 108, 1.41, 64, 166_912),
+    Device("RTX 3090", 86, 82, 1.695, 128, 101_376),
+    Device("H100 SXM", 90, 132, 1.98, 128, 232_448),
+    Device("B200", 100, 148, 1.965, 128, 232_448),
+    Device("RTX 5090", 120, 170, 2.407, 128, 101_376),
+)
+"""A GPU of each architecture: boost clocks of NVIDIA's data sheets, the rest from the CUDA C++ Programming Guide."""
+
+
+class Launch(NamedTuple):
+    """Arguments of one launch."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The kernel and what distinguishes its launches: of which factors, of which operation."""
+        side = {True: " queries", False: " keys", None: ""}[self.options.get("SCALED")]
+        both = " both" if self.options.get("SCALED") and self.options.get("UNSCALED") else ""
+        values = " and values" if self.options.get("PARTS") and "SCALED" in self.options else ""
+        of = " of scores" if self.options.get("SCORES") else ""
+        return str(self.kernel.__name__).removesuffix("_kernel") + side + both + values + of
+
+    @property
+    def programs(self) -> int:
+        """Number of programs of the grid."""
+        return math.prod(self.grid)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a program; 4 is Triton's default."""
+        return int(self.options.get("num_warps", 4))
+
+
+def record(dtype: torch.dtype, sizes: Sizes, masked: bool, device: Device) -> list[Launch]:
+    """All launches of attention and scores, forward and backward, and of a decoding step; masked is also causal."""
+    triton_launch.shared_bytes = lambda _: device.shared_bytes  # type: ignore[assignment]
     launches: list[Launch] = []
 
     def take(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        launches.append((kernel, arguments, options))
+        launches.append(Launch(kernel, grid, arguments, options))
 
     triton_launch.launch = take
     for module in (operators, decoding):
         module.launch = take  # type: ignore[attr-defined]
-    decoding._splits = lambda *_: 4
-    batch, n, m, h, d_v = SIZES[size]
+        module.multiprocessors = lambda _: device.multiprocessors  # type: ignore[attr-defined]
+    batch, n, m, h, d_v = sizes
     shapes = ((batch, n, h), (batch, m, h), (h,), (batch, m, d_v))
     a, b, w_v, value = (torch.zeros(shape, dtype=dtype) for shape in shapes)
     mask = torch.ones(batch, n, m, dtype=torch.bool) if masked else None
@@ -67,18 +107,9 @@ def record(dtype: torch.dtype, size: str, masked: bool, capability: int) -> list
     return launches
 
 
-def name_of(kernel: Any, options: dict[str, Any]) -> str:
-    """The kernel and what distinguishes its launches: whose gradient, of which operation, of which factors."""
-    side = {True: " queries", False: " keys", None: ""}[options.get("OWN_QUERY", options.get("SCALED"))]
-    both = " both" if options.get("SCALED") and options.get("UNSCALED") else ""
-    values = " and values" if options.get("PARTS") and "SCALED" in options else ""
-    of = " of scores" if options.get("SCORES") else ""
-    return str(kernel.__name__).removesuffix("_kernel") + side + both + values + of
-
-
-def compiled(launch: Launch, capability: int) -> Any:
+def compiled(launch: Launch, device: Device) -> Any:
     """The kernel, specialised on the arguments as Triton's launcher does: multiples of 16, and 1 as a constant."""
-    kernel, arguments, options = launch
+    kernel, _, arguments, options = launch
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {name: value for name, value in options.items() if name not in OPTIONS}
     attributes = {}
@@ -97,14 +128,16 @@ def compiled(launch: Launch, capability: int) -> Any:
     signature = {name: signature.get(name, "constexpr") for name in kernel.arg_names}
     source = ASTSource(kernel, signature, constants, attributes)
     chosen = {name: value for name, value in options.items() if name in OPTIONS}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=chosen)
+    return triton.compile(source, target=GPUTarget("cuda", device.capability, 32), options=chosen)
 
 
 def tool(name: str, *arguments: str) -> str:
+    """Output of one of the tools that come with Triton."""
     return subprocess.run([TOOLS / name, *arguments], capture_output=True, text=True, check=True).stdout
 
 
 def instructions(lines: list[str]) -> list[str]:
+    """Names of the instructions in lines of disassembled code."""
     matches = (re.search(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)", line) for line in lines)
     return [match.group(1) for match in matches if match]
 
@@ -123,6 +156,7 @@ def innermost_loops(lines: list[str]) -> list[list[str]]:
 
 
 def count(operations: list[str]) -> dict[str, int]:
+    """Numbers of the kinds of instructions that bound a kernel."""
     heads = Counter(operation.split(".")[0] for operation in operations)
     return {
         "instructions": len(operations),
@@ -135,58 +169,42 @@ def count(operations: list[str]) -> dict[str, int]:
 
 
 def classified(loops: list[dict[str, int]]) -> dict[str, dict[str, int]]:
-    """The loops over the hidden units: three terms to a reciprocal without stores, two with."""
+    """Loops over the hidden units: of scores, three terms or one to a reciprocal; of gradients, with stores."""
     loops_by_kind: dict[str, dict[str, int]] = {}
     for loop in loops:
         reciprocals = loop["reciprocals"]
-        if reciprocals < 8 or loop["exponentials"]:
+        if reciprocals < 4 or loop["exponentials"]:
             continue
         ratio = loop["arithmetic"] / reciprocals
         if 7.5 < ratio < 8.6 and not loop["stores"]:
             loops_by_kind["shared"] = loop | {"terms": 3 * reciprocals}
-        elif ratio >= 8.6 and loop["stores"]:
-            loops_by_kind["pair"] = loop | {"terms": 2 * reciprocals}
+        elif loop["stores"]:
+            loops_by_kind["gradient"] = loop | {"terms": reciprocals}
         elif 1.5 < ratio < 2.5:
             loops_by_kind["single"] = loop | {"terms": reciprocals}
     return loops_by_kind
 
 
-def report(kernel: Any, loops: bool) -> dict[str, Any]:
-    """Resources of a compiled kernel, per block or thread; with ``loops`` also instructions, spills and hot loops."""
+def report(kernel: Any) -> dict[str, Any]:
+    """Resources of a compiled kernel, per block or thread, and its instructions, spills and hot loops."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
         usage = dict(re.findall(r"\b(REG|STACK):(\d+)", tool("cuobjdump", "--dump-resource-usage", file.name)))
-        lines = tool("nvdisasm", "-c", file.name).splitlines() if loops else []
-    resources = {
+        lines = tool("nvdisasm", "-c", file.name).splitlines()
+    whole = count(instructions(lines))
+    return {
         "shared": kernel.metadata.shared,
-        "most_shared": SHARED_BYTES[kernel.metadata.target.arch],
         "stack": int(usage["STACK"]),
         "registers": int(usage["REG"]),
         "narrow_strides": narrow_strides(kernel.asm["ttir"]),
+        "instructions": whole["instructions"],
+        "spills": whole["spills"],
+        "loops": classified([count(loop) for loop in innermost_loops(lines)]),
     }
-    if not loops:
-        return resources
-    whole = count(instructions(lines))
-    hot_loops = classified([count(loop) for loop in innermost_loops(lines)])
-    return resources | {"instructions": whole["instructions"], "spills": whole["spills"], "loops": hot_loops}
 
 
 def narrow_strides(code: str) -> list[str]:
     """List uses of ``part_stride`` in intermediate code other than its extension to 64 bits."""
     uses = [line.strip() for line in code.splitlines() if "%part_stride" in line and "tt.func" not in line]
     return [line for line in uses if "arith.extsi" not in line and "i64" not in line]
-
-
-def main(configuration: str) -> dict[str, Any]:
-    """Kernels by name; those of equal name differ in nothing that is compiled."""
-    capability, short, size, *masked = configuration.split("-")
-    dtype = next(dtype for dtype, name in SHORT.items() if name == short)
-    launches = {
-        name_of(launch[0], launch[2]): launch for launch in record(dtype, size, masked == ["masked"], int(capability))
-    }
-    return {name: report(compiled(launch, int(capability)), size == "usual") for name, launch in launches.items()}
-
-
-if __name__ == "__main__":
-    print(json.dumps({configuration: main(configuration) for configuration in sys.argv[1:]}, indent=1))
