@@ -228,7 +228,7 @@ def test_repeatable_bit_for_bit() -> None:
 def test_gradients_of_any_splits_are_within_the_bound(
     kind: str, splits: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Programs get one or two of three blocks of queries, one or two tiles of keys, and one to three hidden units."""
+    """Three blocks of queries, two tiles of keys, three hidden units."""
     monkeypatch.setattr(operators, "gradient_splits", lambda *_: launch.Splits(*splits))
     n, m = 35, 140
     mask = torch.rand((n, m), generator=torch.Generator().manual_seed(6)).to(DEVICE) > 0.5 if kind == "mask" else None

@@ -39,9 +39,10 @@ def delta_kernel(out, grad, delta, rows, d_v, BD: tl.constexpr):
 
 @triton.jit
 def load_sums(grad_query, grad_key, r_sum, WIDE: tl.constexpr):
-    """One hidden unit's sums of earlier tiles, loaded before the terms so that memory's latency is hidden.
+    """One hidden unit's sums of earlier tiles.
 
-    The barrier after each tile makes them visible in any register layout.
+    They are loaded before the terms are computed, which hides the latency of memory. The barrier after each tile makes
+    them visible in any register layout.
     """
     over_keys = tl.load(grad_query + tl.arange(0, BLOCK)[:, None])
     over_queries = tl.load(grad_key + tl.arange(0, WIDE)[None, :])
@@ -50,9 +51,10 @@ def load_sums(grad_query, grad_key, r_sum, WIDE: tl.constexpr):
 
 @triton.jit
 def store_sums(terms, r_terms, over_keys, over_queries, over_all, grad_query, grad_key, r_sum, WIDE: tl.constexpr):
-    """Add one hidden unit's terms of the tile: `r_terms` over all pairs, `terms` over queries and over keys.
+    """Add one hidden unit's terms of the tile to the sums.
 
-    In another order the sums take more registers than a thread has.
+    `r_terms` are summed over all pairs, `terms` over queries and over keys. In another order the sums take more
+    registers than a thread has.
     """
     tl.store(r_sum, over_all + tl.sum(tl.sum(r_terms, 0), 0))
     tl.store(grad_key + tl.arange(0, WIDE)[None, :], over_queries + tl.sum(terms, 0, keep_dims=True))
@@ -62,10 +64,11 @@ def store_sums(terms, r_terms, over_keys, over_queries, over_all, grad_query, gr
 @triton.jit
 def factor_gradients(d_score, query, query_stride, key, key_stride, grad_query, grad_key, r_sum, hidden,
                      WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """Add d_score r(1 - r) to the gradients and d_score r to `r_sum`; all pointers are at the first of `hidden` units.
+    """Add d_score r(1 - r) to the gradients and d_score r to `r_sum`.
 
-    1 - r is computed as E (F r): the difference would cancel where r is near 1, and EF may overflow. F r is at least
-    half of F or of 1/E, so it does not underflow. Terms that share a reciprocal would take as many instructions.
+    All pointers are at the first of `hidden` units. 1 - r is computed as E (F r): the difference would cancel where r
+    is near 1, and EF may overflow. F r is at least half of F or of 1/E, so it does not underflow. Terms that share a
+    reciprocal would take as many instructions.
     """
     for _ in range(hidden):
         over_keys, over_queries, over_all = load_sums(grad_query, grad_key, r_sum, WIDE)
@@ -113,7 +116,10 @@ def product(x, y, acc, PRECISION: tl.constexpr, INTERPRET: tl.constexpr):
 def weight_gradients(grad_out, query_first, n, value, key_first, m, d_v,
                      WIDE: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr,
                      INTERPRET: tl.constexpr):  # fmt: skip
-    """grad_out (queries, d_v) @ value (keys, d_v)^T for the tile, BD of the d_v features at a time; BD divides d_v."""
+    """grad_out (queries, d_v) @ value (keys, d_v)^T for the tile, in chunks of d_v.
+
+    BD, the features of a chunk, divides d_v.
+    """
     total = tl.zeros((BLOCK, WIDE), tl.float32)
     row = query_first + tl.arange(0, BLOCK)[:, None]
     column = key_first + tl.arange(0, WIDE)[None, :]
@@ -128,7 +134,7 @@ def weight_gradients(grad_out, query_first, n, value, key_first, m, d_v,
 @triton.jit
 def add_values(p, grad_out, query_first, n, target, key_first, m, d_v,
                WIDE: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """target (keys, d_v) += p^T @ grad_out, BD of the d_v features at a time; BD divides d_v."""
+    """target (keys, d_v) += p^T @ grad_out, in chunks of BD features; BD divides d_v."""
     row = query_first + tl.arange(0, BLOCK)[:, None]
     column = key_first + tl.arange(0, WIDE)[:, None]
     weight = tl.trans(p)
@@ -149,10 +155,11 @@ def gradient_kernel(query_scaled, query_factor, key_factor, query_raw, key_raw, 
                     mask_query, mask_key,
                     WIDE: tl.constexpr, BD: tl.constexpr, SCORES: tl.constexpr, CAUSAL: tl.constexpr,
                     MASK: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """Gradients of every `query_splits`-th block of queries and `key_splits`-th tile of keys, for a part of the units.
+    """Gradients of the program's blocks of queries, tiles of keys and hidden units.
 
-    The grid is (batch * query_splits * key_splits, hidden_splits). grad_query (key_splits, B, hidden_stored, n_padded)
-    and grad_key (query_splits, B, hidden_stored, m_padded) receive sum dS r(1 - r), r_sum (programs of the first axis,
+    These are every `query_splits`-th block, every `key_splits`-th tile, and consecutive units. The grid is (batch *
+    query_splits * key_splits, hidden_splits). grad_query (key_splits, B, hidden_stored, n_padded) and grad_key
+    (query_splits, B, hidden_stored, m_padded) receive sum dS r(1 - r), r_sum (programs of the first axis,
     hidden_stored) receives sum dS r, and grad_value (query_splits, B, m, d_v) receives P^T grad_out. With SCORES,
     grad_out is the gradient of the raw scores, (B, n, m).
     """

@@ -65,7 +65,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Splits:
-    """Numbers of programs between which the gradient kernel divides queries, keys and hidden units of an entry."""
+    """Numbers of parts into which queries, keys and hidden units are split."""
 
     queries: int
     keys: int
@@ -73,14 +73,14 @@ class Splits:
 
 
 def gradient_splits(batch: int, blocks: int, tiles: int, hidden: int, processors: int) -> Splits:
-    """Split the gradients of `blocks` of queries, `tiles` of keys and `hidden` units between programs of one warp.
+    """Split the gradients of a batch between programs of one warp.
 
-    A multiprocessor's registers hold 8 warps of 255 registers a thread, two for each scheduler, and there are at most
-    as many programs unless the batch is larger. Each split of the queries has buffers for the gradients of all keys and
-    values, each split of the keys for those of all queries. The two numbers are near each other, or limited by the
-    blocks and tiles: for equally many queries and keys, buffers take about sqrt(8 processors / batch) times the memory
-    of the gradients, whatever the length. Splits of hidden units take no memory, but each computes the scores again, so
-    they only use what would be idle.
+    An entry has `blocks` of queries, `tiles` of keys and `hidden` units. A multiprocessor's registers hold 8 warps of
+    255 registers a thread, two for each scheduler, and there are at most as many programs unless the batch is larger.
+    Each split of the queries has buffers for the gradients of all keys and values, each split of the keys for those of
+    all queries. The two numbers are near each other, or limited by the blocks and tiles: for equally many queries and
+    keys, buffers take about sqrt(8 processors / batch) times the memory of the gradients, whatever the length. Splits
+    of hidden units take no memory, but each computes the scores again, so they only use what would be idle.
     """
     programs = max(8 * processors // max(batch, 1), 1)
     keys = max(min(tiles, math.isqrt(programs)), 1)
