@@ -252,10 +252,10 @@ def resources(
     dtype: Annotated[list[str] | None, typer.Option(help="only fp32, bf16 or fp16; may be repeated")] = None,
     output: Annotated[Path | None, typer.Option(help="write the numbers to this file, as JSON")] = None,
 ) -> None:
-    """Compile additive attention's Triton kernels for GPUs that need not be present; print what they take of them.
+    """Print the resources of additive attention's Triton kernels on five GPUs.
 
-    Needs Triton, and no GPU; all of it takes half an hour on 2 cores. Ends with status 1 if a kernel is over the limits
-    of a GPU.
+    Needs Triton, and no GPU; all of it takes more than an hour on 2 cores. Ends with status 1 if a kernel is over a limit
+    of its GPU.
     """
     if not HAS_TRITON:
         unusable("resources: expected Triton; install triton, or attnspec[triton]")
