@@ -254,8 +254,8 @@ def resources(
 ) -> None:
     """Print the resources of additive attention's Triton kernels on five GPUs.
 
-    Needs Triton, and no GPU; all of it takes more than an hour on 2 cores. Ends with status 1 if a kernel is over a limit
-    of its GPU.
+    Needs Triton, and no GPU; all of it takes more than an hour on 2 cores. Ends with status 1 if a kernel is over a
+    limit of its GPU.
     """
     if not HAS_TRITON:
         unusable("resources: expected Triton; install triton, or attnspec[triton]")
