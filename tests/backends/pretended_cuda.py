@@ -22,11 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import varlen
+from torch.overrides import enable_reentrant_dispatch
 from torch.utils import _device
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from attnspec.backends.pytorch.kernels.dot import cuda_fused, cuda_groups, flex, packed
+from attnspec.backends.pytorch.kernels.dot import cuda_groups, flex
+from attnspec.backends.pytorch.runtime import devices
 
 CUDA = torch.device("cuda:0")
 aten = torch.ops.aten
@@ -51,22 +53,23 @@ class Waited(RuntimeError):
 class Device:
     """State of the pretended GPU.
 
-    ``waits``: operations that waited for it. ``forbidden``: waiting raises. ``kernels``: PyTorch's fused kernels and
-    our operators that ran, in order. ``error``: that of an illegal access, which every later operation raises again.
+    ``waits``: operations that waited for it. ``capturing``: a CUDA graph is captured, so waiting raises. ``kernels``:
+    PyTorch's fused kernels and our operators that ran, in order. ``multiplied``: dtypes of operands of matrix products
+    outside of these kernels. ``error``: that of an illegal access, which every later operation raises again.
     ``has_float64`` is false on some devices, such as Apple's.
     """
 
     waits: list[str] = field(default_factory=list)
-    forbidden: bool = False
     capturing: bool = False
     kernels: list[str] = field(default_factory=list)
+    multiplied: set[torch.dtype] = field(default_factory=set)
     error: str = ""
     has_float64: bool = True
 
     def wait(self, operation: str) -> None:
-        """Record that an operation waits; raise if waiting is forbidden."""
+        """Record that an operation waits; raise while a graph is captured."""
         self.waits.append(operation)
-        if self.forbidden:
+        if self.capturing:
             raise Waited(f"{operation} waits for the device")
 
     def demand(self, condition: bool, error: str) -> None:
@@ -77,12 +80,12 @@ class Device:
 
     @contextmanager
     def without_waiting(self) -> Iterator[None]:
-        """Forbid waits, as the capture of a CUDA graph does."""
-        self.forbidden = self.capturing = True
+        """Refuse waits, as the capture of a CUDA graph does."""
+        self.capturing = True
         try:
             yield
         finally:
-            self.forbidden = self.capturing = False
+            self.capturing = False
 
 
 DEVICE = Device()
@@ -108,6 +111,9 @@ TAKES_LENGTHS = RETURNS_LENGTHS | {
 INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 """Operators that take indices of the CPU, and copy them to the device."""
 
+PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution}
+"""Products of matrices; their last two tensors are multiplied."""
+
 
 class PretendedTensor(Tensor):
     """A tensor that says it is on a GPU; ``numbers`` are its content."""
@@ -120,13 +126,9 @@ class PretendedTensor(Tensor):
     @staticmethod
     def __new__(cls, numbers: Tensor) -> "PretendedTensor":
         # The body is a tensor without memory: it has autograd, and no device guard, which this build of PyTorch lacks.
-        end = (
-            numbers.storage_offset()
-            + 1
-            + sum((n - 1) * s for n, s in zip(numbers.shape, numbers.stride(), strict=True))
-        )
-        size = max(end, 0) if numbers.numel() else 0
         offset = numbers.storage_offset() if numbers.numel() else 0
+        last = sum((n - 1) * stride for n, stride in zip(numbers.shape, numbers.stride(), strict=True))
+        size = offset + last + 1 if numbers.numel() else 0
         with torch.inference_mode(False):  # PyTorch gives results a version, which tensors of inference lack
             memory = _empty_strided((size,), (1,), dtype=numbers.dtype, device="meta")
             body = memory.as_strided(numbers.shape, numbers.stride(), offset)
@@ -197,6 +199,8 @@ class PretendedTensor(Tensor):
         name = str(func.name()) if hasattr(func, "name") else ""
         if name.startswith("attnspec::"):
             DEVICE.kernels.append(name.removeprefix("attnspec::"))
+        if getattr(func, "overloadpacket", None) in PRODUCTS:
+            DEVICE.multiplied |= {x.dtype for x in [x for x in args if isinstance(x, Tensor)][-2:]}
         compute = DEFINITIONS.get(name, func)
         unwrap = _numbers if _returns_view(func) else _resolved_numbers
         computed = compute(*tree_map(unwrap, args), **tree_map(unwrap, named))
@@ -227,10 +231,8 @@ def refuse_mixed(func: Any, args: Any, named: Mapping[str, Any]) -> None:
         if any(type(x) is not PretendedTensor for x in args if isinstance(x, Tensor)):
             DEVICE.wait(str(func))
         return
-    flat: list[Tensor] = []
-    tree_map(lambda x: flat.append(x) if isinstance(x, Tensor) else None, (args, named))
-    for x in flat:
-        if isinstance(x, PretendedTensor):
+    for x in tree_leaves((args, named)):
+        if isinstance(x, PretendedTensor) or not isinstance(x, Tensor):
             continue
         if x.is_meta:
             raise NotImplementedError(
@@ -288,16 +290,26 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, scores: Tensor) -> tup
     """Output and log Σ exp of scores in float32; 0 and −∞ without keys."""
     keyless = (scores == -torch.inf).all(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(keyless, 0.0), -1).masked_fill(keyless, 0.0)
-    return (weights @ value.to(weights.dtype)).to(query.dtype), torch.logsumexp(scores, -1)
+    value = _repeated(value, query.shape[1]).to(weights.dtype)
+    # Sums of products, no products of matrices: those are recorded.
+    output = (weights.unsqueeze(-1) * value.unsqueeze(-3)).sum(-2)
+    return output.to(query.dtype), torch.logsumexp(scores, -1)
 
 
-def _scores(query: Tensor, key: Tensor, scale: float) -> Tensor:
+def _scores(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
     wide = torch.float64 if query.dtype is torch.float64 else torch.float32
-    return query.to(wide) @ key.to(wide).mT * scale
+    key = _repeated(key, query.shape[1]).to(wide)
+    products = (query.to(wide).unsqueeze(-2) * key.unsqueeze(-3)).sum(-1)
+    return products * (query.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def _repeated(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[1], 1) if x.shape[1] != heads else x
+
+
+def _without_later_keys(scores: Tensor) -> Tensor:
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(later, -torch.inf)
 
 
 def _flash(
@@ -311,49 +323,42 @@ def _flash(
     refuse_misaligned(query, key, value)
     refuse_large_grids(query)
     DEVICE.kernels.append("flash")
-    key, value = _repeated(key, query.shape[1]), _repeated(value, query.shape[1])
-    scores = _scores(query, key, query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
-    output, logarithms = _attention(query, key, value, scores)
+    scores = _scores(query, key, scale)
+    output, logarithms = _attention(query, key, value, _without_later_keys(scores) if is_causal else scores)
     empty = torch.empty(0)
     return output, logarithms, empty, empty, query.shape[-2], key.shape[-2], empty, empty, empty
 
 
-def _product_in(left: Tensor, right: Tensor, out_dtype: torch.dtype) -> Tensor:
+def _half_product(left: Tensor, right: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """``aten::mm.dtype``: PyTorch multiplies operands of one half dtype into float32."""
+    assert left.dtype == right.dtype != out_dtype
     return left.to(out_dtype) @ right.to(out_dtype)
-
-
-def _added_product_in(
-    bias: Tensor, left: Tensor, right: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1
-) -> Tensor:
-    return beta * bias.to(out_dtype) + alpha * (left.to(out_dtype) @ right.to(out_dtype))
 
 
 def _additive(
     a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inner: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """``attnspec::additive_attention_triton`` by the formula."""
-    allowed = _allowed(mask, inner, causal, a.shape[0], a.shape[1], b.shape[1])
-    terms = (a.float()[:, :, None] + b.float()[:, None]).tanh()
-    scores = (terms @ w_v.float()).masked_fill(~allowed, -torch.inf)
-    # excluded values have no effect, even NaN: values per query
-    values = torch.where(allowed[..., None], value.float()[:, None], 0.0)
-    output = (_weights(scores, allowed).unsqueeze(-2) @ values).squeeze(-2)
-    logarithms = torch.logsumexp(scores, -1).masked_fill(~allowed.any(-1), math.inf) * math.log2(math.e)
-    return output.to(value.dtype), logarithms
-
-
-def _weights(scores: Tensor, allowed: Tensor) -> Tensor:
-    keyless = ~allowed.any(-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(keyless, 0.0), -1).masked_fill(~allowed, 0.0)
-
-
-def _allowed(mask: Tensor | None, inner: int, causal: bool, batch: int, n: int, m: int) -> Tensor:
+    batch, n, m = *a.shape[:2], b.shape[1]
     allowed = torch.ones(batch, n, m, dtype=torch.bool)
     if mask is not None:
         allowed = allowed & mask.expand(batch // inner, inner, n, m).reshape(batch, n, m)
-    return allowed.tril() if causal else allowed
+    allowed = allowed.tril() if causal else allowed
+    keyless = ~allowed.any(-1, keepdim=True)
+    # Excluded keys and values have no effect, even NaN; so there are values per query.
+    sums = torch.where(allowed[..., None], a.float()[:, :, None] + b.float()[:, None], 0.0)
+    scores = (sums.tanh() @ w_v.float()).masked_fill(~allowed, -torch.inf)
+    weights = torch.softmax(scores.masked_fill(keyless, 0.0), -1).masked_fill(~allowed, 0.0)
+    values = torch.where(allowed[..., None], value.float()[:, None], 0.0)
+    output = (weights.unsqueeze(-2) @ values).squeeze(-2).masked_fill(keyless, 0.0)
+    logarithms = torch.logsumexp(scores.detach(), -1).masked_fill(keyless.squeeze(-1), math.inf) * math.log2(math.e)
+    return output.to(value.dtype), logarithms
+
+
+def _gradients(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor, ...]:
+    with enable_reentrant_dispatch(), torch.enable_grad():  # an operator runs below autograd
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        return torch.autograd.grad(function(*leaves), leaves, gradient)
 
 
 def _additive_gradients(
@@ -362,23 +367,11 @@ def _additive_gradients(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """``attnspec::additive_attention_triton_backward`` by the formula."""
     assert grad_lse is None
-    allowed = _allowed(mask, inner, causal, a.shape[0], a.shape[1], b.shape[1])
-    terms = (a.float()[:, :, None] + b.float()[:, None]).tanh()
-    weights = _weights((terms @ w_v.float()).masked_fill(~allowed, -torch.inf), allowed)
-    grad = grad.float().masked_fill(~allowed.any(-1, keepdim=True), 0.0)
-    of_weights = (grad.unsqueeze(-2) @ torch.where(allowed[..., None], value.float()[:, None], 0.0).mT).squeeze(-2)
-    of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
-    of_value = (weights.mT @ grad).to(value.dtype)
-    return *_projection_gradients(of_scores.masked_fill(~allowed, 0.0), terms, a, b, w_v, allowed), of_value
 
+    def output(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor) -> Tensor:
+        return _additive(a, b, w_v, value, mask, inner, causal)[0]
 
-def _projection_gradients(
-    of_scores: Tensor, terms: Tensor, a: Tensor, b: Tensor, w_v: Tensor, allowed: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    terms = torch.where(allowed[..., None], terms, 0.0)
-    of_terms = of_scores[..., None] * w_v.float() * (1 - terms.square())
-    of_weights = (of_scores[..., None] * terms).sum((0, 1, 2))
-    return of_terms.sum(2).to(a.dtype), of_terms.sum(1).to(b.dtype), of_weights.to(w_v.dtype)
+    return _gradients(output, (a, b, w_v, value), grad)
 
 
 def _additive_scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
@@ -386,8 +379,7 @@ def _additive_scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
 
 
 def _additive_scores_gradients(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple[Tensor, ...]:
-    terms = (a.float()[:, :, None] + b.float()[:, None]).tanh()
-    return _projection_gradients(grad.float(), terms, a, b, w_v, torch.ones_like(grad, dtype=torch.bool))
+    return _gradients(_additive_scores, (a, b, w_v), grad)
 
 
 def _additive_step(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inner: int) -> Tensor:
@@ -396,10 +388,8 @@ def _additive_step(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tenso
 
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "aten::_scaled_dot_product_flash_attention": _flash,
-    "aten::mm.dtype": _product_in,
-    "aten::bmm.dtype": _product_in,
-    "aten::addmm.dtype": _added_product_in,
-    "aten::baddbmm.dtype": _added_product_in,
+    "aten::mm.dtype": _half_product,
+    "aten::bmm.dtype": _half_product,
 }
 """Functions of CPU tensors by the name of the operator that they replace."""
 
@@ -466,13 +456,10 @@ def _checked_sdpa(
             refuse_large_grids(query)
         if kernel == "efficient" and attn_mask is not None:
             refuse_wrong_masks(query, key, value, attn_mask)
-        scores = _scores(query, _repeated(key, query.shape[1]), query.shape[-1] ** -0.5 if scale is None else scale)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=CUDA).tril()
-        if attn_mask is not None:
-            scores = scores.masked_fill(~attn_mask, -torch.inf)
-        weights = scores.softmax(-1)
-        return (weights @ _repeated(value, query.shape[1]).to(weights.dtype)).to(query.dtype)
+        scores = _scores(query, key, scale)
+        scores = _without_later_keys(scores) if is_causal else scores
+        scores = scores if attn_mask is None else scores.masked_fill(~attn_mask, -torch.inf)
+        return _attention(query, key, value, scores)[0]
     return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -496,13 +483,10 @@ def _varlen(
     outputs, logarithms = [], []
     for (a, b), (c, d) in zip(pairwise(ends), pairwise(of_keys), strict=True):
         q, k, v = (x.transpose(0, 1)[None] for x in (query[a:b], key[c:d], value[c:d]))
-        k, v = _repeated(k, q.shape[1]), _repeated(v, q.shape[1])
-        scores = _scores(q, k, q.shape[-1] ** -0.5 if scale is None else scale)
         ahead = torch.arange(d - c)[None] - torch.arange(b - a)[:, None] - ((d - c) - (b - a))
         left, right = (math.inf if x < 0 else x for x in window_size)
-        outside = (ahead < -left) | (ahead > right)
-        scores = scores.masked_fill(_pretended(outside) if isinstance(scores, PretendedTensor) else outside, -torch.inf)
-        output, logarithm = _attention(q, k, v, scores)
+        outside = _pretended((ahead < -left) | (ahead > right))
+        output, logarithm = _attention(q, k, v, _scores(q, k, scale).masked_fill(outside, -torch.inf))
         outputs.append(output[0].transpose(0, 1))
         logarithms.append(logarithm[0])
     output = torch.cat(outputs)
@@ -515,8 +499,7 @@ def _flex_attention(
 ) -> Any:  # fmt: skip
     """``flex_attention`` with scores in memory."""
     DEVICE.kernels.append("flex")
-    key, value = _repeated(key, query.shape[1]), _repeated(value, query.shape[1])
-    scores = _scores(query, key, query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = _scores(query, key, scale)
     places = _places(scores.shape)
     if score_mod is not None:
         scores = score_mod(scores, *places)
@@ -562,11 +545,7 @@ class _Download(torch.autograd.Function):
 
 
 def _is_cuda(device: Any) -> bool:
-    if isinstance(device, Tensor):
-        device = device.device
-    if isinstance(device, str) and device.partition(":")[0] == "cuda":
-        return True
-    return isinstance(device, torch.device) and device.type == "cuda"
+    return device is not None and torch.device(device).type == "cuda"
 
 
 def _to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -651,10 +630,6 @@ def _properties(capability: tuple[int, int]) -> Any:
     )  # fmt: skip
 
 
-CACHES = cuda_fused.has_flash, cuda_groups.runs, packed.has_varlen
-"""Functions that remember what a device can do."""
-
-
 @contextmanager
 def pretended_cuda(capability: tuple[int, int] = (9, 0)) -> Iterator[Device]:
     """Pretend to have a GPU of this compute capability; yield its state, `DEVICE`."""
@@ -702,9 +677,8 @@ def pretended_cuda(capability: tuple[int, int] = (9, 0)) -> Iterator[Device]:
             library.impl(name, _made_in_operators(name), "Meta")  # type: ignore[no-untyped-call]
         for each in patches:
             stack.enter_context(each)
-        for cache in CACHES:
-            cache.cache_clear()
-            stack.callback(cache.cache_clear)
+        devices._capability.cache_clear()
+        stack.callback(devices._capability.cache_clear)
         stack.callback(DEVICE.__init__)  # type: ignore[misc]
         yield DEVICE
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnspec.backends import pytorch as backend
 from attnspec.backends.pytorch.kernels.dot import cuda_fused, sdpa
-from attnspec.backends.pytorch.runtime import accumulation, on_cuda
+from attnspec.backends.pytorch.runtime import devices, on_cuda
 from attnspec.spec import OPERATIONS, Operation
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.tree import flatten, map_tree
@@ -160,7 +160,7 @@ def test_without_features_rows_are_means_on_every_device(causal: bool, gpu: Devi
 
 
 def test_positions_need_no_float64_on_the_device(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accumulation, "WITHOUT_FLOAT64", {"cuda"})
+    monkeypatch.setattr(devices, "WITHOUT_FLOAT64", {"cuda"})
     gpu.has_float64 = False
     x, positions = torch.randn(2, 5, 6), torch.arange(5) + 7
     for inputs in ((x,), (x, positions)):

@@ -1,23 +1,21 @@
 """Products of half dtypes on CUDA, tested without a GPU.
 
-`half_products_pytorch` computes PyTorch's ``out_dtype`` on the CPU by its definition. Pretended CUDA tensors, with
-numbers on the CPU, show what operations multiply on a GPU.
+PyTorch's ``out_dtype`` is computed on the CPU by its definition. `pretended_cuda` shows what operations multiply on a
+GPU.
 """
 
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from attnspec.backends import pytorch
-from attnspec.backends.pytorch.kernels.additive import path_choice
-from attnspec.backends.pytorch.kernels.dot import cuda_groups
 from attnspec.backends.pytorch.runtime import products
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import forcing
@@ -25,8 +23,10 @@ from attnspec.backends.pytorch.runtime.products import add_product, batched_prod
 from attnspec.spec.contract.tree import flatten, map_tree
 from tests.budgets import assert_gradients_within_budgets
 
+from .pretended_cuda import Device, pretended, pretended_cuda
 from .test_autocast import FLOATING, arguments
 
+GPU = torch.device("cuda:0")
 DTYPES = pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 
 
@@ -204,10 +204,10 @@ def test_torch_compile_traces_half_products_and_their_gradients(dtype: torch.dty
 
 
 def test_torch_compile_asks_once_which_products_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_capability", lambda device: (8, 0))
+    monkeypatch.setattr(products, "capability", lambda device: (8, 0))
 
     def chosen(x: Tensor) -> Tensor:
-        return x + 1 if products._gpu_multiplies_halves(0, torch.float16) else x
+        return x + 1 if products._gpu_multiplies_halves(GPU, torch.float16) else x
 
     assert torch.compile(chosen, fullgraph=True, backend="eager")(torch.zeros(1)) == 1
 
@@ -222,18 +222,18 @@ def test_torch_compile_asks_once_which_products_a_gpu_has(monkeypatch: pytest.Mo
 def test_a_gpu_without_tensor_cores_for_a_dtype_multiplies_widened_operands(
     capability: tuple[int, int], bfloat16: bool, float16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "_capability", lambda device: capability)
-    assert products._gpu_multiplies_halves(0, torch.bfloat16) == bfloat16
-    assert products._gpu_multiplies_halves(0, torch.float16) == float16
+    monkeypatch.setattr(products, "capability", lambda device: capability)
+    assert products._gpu_multiplies_halves(GPU, torch.bfloat16) == bfloat16
+    assert products._gpu_multiplies_halves(GPU, torch.float16) == float16
 
 
 def test_amd_and_accumulation_in_float16_multiply_widened_operands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(products, "capability", lambda device: (9, 0))
     monkeypatch.setattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: True)
-    assert not products._gpu_multiplies_halves(0, torch.float16)
-    assert products._gpu_multiplies_halves(0, torch.bfloat16)
+    assert not products._gpu_multiplies_halves(GPU, torch.float16)
+    assert products._gpu_multiplies_halves(GPU, torch.bfloat16)
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    assert not products._gpu_multiplies_halves(0, torch.bfloat16)
+    assert not products._gpu_multiplies_halves(GPU, torch.bfloat16)
 
 
 @DTYPES
@@ -246,50 +246,12 @@ def test_the_cpu_multiplies_widened_operands(dtype: torch.dtype) -> None:
 # Operations -----------------------------------------------------------------------------------------------------------
 
 
-class PretendedTensor(Tensor):
-    """CPU numbers that say they are on a GPU; ``multiplied`` are the dtypes of the products of matrices.
-
-    Products of half matrices into float32 are computed by their definition.
-    """
-
-    multiplied: ClassVar[list[tuple[str, torch.dtype, torch.dtype]]] = []
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    is_cuda = property(lambda self: True)
-    device = property(lambda self: torch.device("cuda:0"))
-    numbers: Tensor
-
-    @staticmethod
-    def __new__(cls: type["PretendedTensor"], numbers: Tensor) -> "PretendedTensor":
-        shell = torch.empty_strided(numbers.size(), numbers.stride(), dtype=numbers.dtype, device="meta")
-        tensor = torch.Tensor._make_subclass(cls, shell)
-        tensor.numbers = numbers
-        return tensor
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        if function is torch.ops.prim.device.default:
-            return torch.device("cuda:0")
-        args, kwargs = tree_map(cls.on_cpu, (args, kwargs or {}))
-        if kwargs.get("device") is not None:
-            kwargs["device"] = "cpu"
-        matrices = [x for x in args if isinstance(x, Tensor)]
-        name = function.overloadpacket.__name__
-        if name in ("mm", "bmm", "addmm", "baddbmm", "convolution"):
-            cls.multiplied.append((str(function), matrices[-2].dtype, matrices[-1].dtype))
-        into_float32 = function in (torch.ops.aten.mm.dtype, torch.ops.aten.bmm.dtype)
-        result = widened_multiplication(*args) if into_float32 else function(*args, **kwargs)
-        return tree_map(lambda x: cls(x) if isinstance(x, Tensor) else x, result)
-
-    @staticmethod
-    def on_cpu(x: Any) -> Any:
-        return x.numbers if isinstance(x, PretendedTensor) else x
-
-
-FUSED_NETWORKS = {f"{kind}{network}" for kind in ("", "bidirectional_", "stacked_") for network in ("rnn", "lstm")}
-FUSED_NETWORKS |= {"rnn_self_attention"}
-"""Networks that PyTorch's operators compute in float32: they do not say what they round of half operands."""
+FUSED_NETWORKS = (
+    "rnn", "lstm", "bidirectional_rnn", "bidirectional_lstm", "stacked_rnn", "stacked_lstm", "rnn_self_attention",
+)  # fmt: skip
 
 IN_FLOAT32 = {
+    **dict.fromkeys(FUSED_NETWORKS, "PyTorch's operators do not say what they round of half operands"),
     "additive_attention": "the path without Triton, where values are widened",
     "multi_head_additive_attention": "as additive_attention",
     "bahdanau_context": "as additive_attention",
@@ -299,6 +261,7 @@ IN_FLOAT32 = {
 """Operations that multiply matrices in float32, with the reason."""
 
 WITH_GRADIENTS_IN_FLOAT32 = {
+    **dict.fromkeys(FUSED_NETWORKS, "PyTorch's operators do not say what they round of half operands"),
     **IN_FLOAT32,
     **dict.fromkeys(("gru", "bidirectional_gru", "stacked_gru"), "gradients of all steps are summed in float32"),
     "teacher_forced_decode": "gradients of all steps are summed in float32",
@@ -308,77 +271,46 @@ WITH_GRADIENTS_IN_FLOAT32 = {
 
 
 @pytest.fixture
-def pretending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretended tensors as an Ampere GPU without kernels: attention itself is left to others."""
-
-    def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
-        scores = (query.unsqueeze(-2) * key.unsqueeze(-3)).sum(-1) * options["scale"]
-        if options.get("is_causal"):
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-        if mask is not None:
-            scores = torch.where(mask, scores, -torch.inf)
-        output: Tensor = (scores.softmax(-1).unsqueeze(-1) * value.unsqueeze(-3)).sum(-2)
-        return output
-
-    def on_gpu(create: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def created(*args: Any, device: Any = None, **options: Any) -> Tensor:
-            numbers = create(*args, **options)
-            return numbers if device is None or torch.device(device).type == "cpu" else PretendedTensor(numbers)
-
-        return created
-
-    for name in ("arange", "empty", "full", "ones", "tensor", "zeros"):
-        monkeypatch.setattr(torch, name, on_gpu(getattr(torch, name)))
-    monkeypatch.setattr(products, "_capability", lambda device: (8, 0))
-    monkeypatch.setattr(path_choice, "TRITON_ON_CUDA", False)
-    monkeypatch.setattr(cuda_groups, "runs", lambda device: False)
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
-    PretendedTensor.multiplied.clear()
+def gpu() -> Iterator[Device]:
+    """An Ampere GPU on which attention takes the path ``plain``, if it has one."""
+    with pretended_cuda((8, 0)) as device, forcing("plain"):
+        yield device
 
 
-def pretended(tree: Any) -> Any:
-    return map_tree(tree, lambda _, x: PretendedTensor(x) if isinstance(x, Tensor) else x)
-
-
-def products_of(operation: str, dtype: torch.dtype, gradients: bool) -> set[tuple[str, torch.dtype, torch.dtype]]:
-    """Run an operation on pretended tensors, forward and backward; return its products of matrices."""
-    inputs = pretended(arguments(operation, dtype))
-    inputs.pop("lengths", None)  # packed on the CPU
+def dtypes_multiplied(operation: str, dtype: torch.dtype, gradients: bool, gpu: Device) -> set[torch.dtype]:
+    """Run an operation, forward and backward; return the dtypes of operands of its matrix products."""
+    inputs = map_tree(arguments(operation, dtype), lambda _, x: pretended(x) if isinstance(x, Tensor) else x)
     if operation == "beam_decode":
         inputs["eos"] = 1
     floats = [x for x in flatten(inputs).values() if isinstance(x, Tensor) and x.is_floating_point()]
     for x in floats:
         x.requires_grad_(gradients)
-    with forcing("plain"):
-        results = [x for x in flatten(getattr(pytorch, operation)(**inputs)).values() if x.is_floating_point()]
-        forward = set(PretendedTensor.multiplied)
-        PretendedTensor.multiplied.clear()
-        if gradients:
-            torch.autograd.grad([x.float().sum() for x in results], floats, allow_unused=True)
-    return forward | set(PretendedTensor.multiplied)
+    gpu.multiplied.clear()
+    results = [x for x in flatten(getattr(pytorch, operation)(**inputs)).values() if x.is_floating_point()]
+    if gradients:
+        torch.autograd.grad([x.float().sum() for x in results], floats, allow_unused=True)
+    return gpu.multiplied
 
 
 @DTYPES
-@pytest.mark.parametrize("operation", sorted({*FLOATING, "beam_decode"} - FUSED_NETWORKS))
+@pytest.mark.parametrize("operation", sorted({*FLOATING, "beam_decode"}))
 def test_cuda_multiplies_no_widened_operands_but_where_a_reason_is_named(
-    operation: str, dtype: torch.dtype, pretending: None
+    operation: str, dtype: torch.dtype, gpu: Device
 ) -> None:
-    forward = products_of(operation, dtype, False)
-    assert any(torch.float32 in p[1:] for p in forward) == (operation in IN_FLOAT32), forward
+    assert (torch.float32 in dtypes_multiplied(operation, dtype, False, gpu)) == (operation in IN_FLOAT32)
     if operation in FLOATING:
-        both = products_of(operation, dtype, True)
-        assert any(torch.float32 in p[1:] for p in both) == (operation in WITH_GRADIENTS_IN_FLOAT32), both
+        in_float32 = torch.float32 in dtypes_multiplied(operation, dtype, True, gpu)
+        assert in_float32 == (operation in WITH_GRADIENTS_IN_FLOAT32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_other_dtypes_are_multiplied_as_they_are(dtype: torch.dtype, pretending: None) -> None:
-    multiplied = products_of("encoder_layer", dtype, True)
-    assert {kind for product in multiplied for kind in product[1:]} == {dtype}
+def test_other_dtypes_are_multiplied_as_they_are(dtype: torch.dtype, gpu: Device) -> None:
+    assert dtypes_multiplied("encoder_layer", dtype, True, gpu) == {dtype}
 
 
 def test_the_suite_acquits_half_products() -> None:
-    """Judge in another process, for the adapter changes the products of its process."""
-    backend = str(Path(__file__).with_name("half_products_pytorch.py"))
+    """Judge in another process, which pretends to have a GPU."""
+    backend = "tests/backends/pretended_pytorch.py"
     command = (sys.executable, "-m", "attnspec.conformance.cli", "check", backend, "--in-process", "--workers", "1")
     chosen = {
         "--operation": ("multi_head_attention", "feed_forward", "gru_cell", "graph_layer", "latent_attention"),
@@ -386,6 +318,8 @@ def test_the_suite_acquits_half_products() -> None:
         "--dtype": ("bfloat16", "float16"),
     }
     selection = [word for option, values in chosen.items() for value in values for word in (option, value)]
-    done = subprocess.run([*command, *selection], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout
-    assert "pytorch by half products conforms" in done.stdout
+    root = Path(__file__).parents[2]
+    variables = os.environ | {"PYTHONPATH": str(root)}
+    done = subprocess.run([*command, *selection], capture_output=True, text=True, timeout=600, cwd=root, env=variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "pytorch on a pretended GPU conforms" in done.stdout

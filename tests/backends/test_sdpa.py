@@ -249,9 +249,7 @@ def on_cuda(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def test_packed_calls_are_those_that_flash_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    capabilities = {"cuda:0": (8, 0)}
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[str(device)])
-    cuda_fused.has_flash.cache_clear()
+    monkeypatch.setattr(cuda_fused, "capability", lambda device: (8, 0))
     x, wide = on_cuda(2, 4, 16, 64), on_cuda(2, 4, 16, 264)
     assert cuda_fused.worth_packing(x, x, False, (3, 9))
     assert not cuda_fused.worth_packing(x, x, True, (3, 9))
@@ -262,10 +260,8 @@ def test_packed_calls_are_those_that_flash_kernels_take(monkeypatch: pytest.Monk
     assert not cuda_fused.worth_packing(single, single, False, (3, 9))
     with sdpa_kernel(SDPBackend.MATH):
         assert not cuda_fused.worth_packing(x, x, False, (3, 9))
-    capabilities["cuda:0"] = (7, 5)
-    cuda_fused.has_flash.cache_clear()
+    monkeypatch.setattr(cuda_fused, "capability", lambda device: (7, 5))
     assert not cuda_fused.worth_packing(x, x, False, (3, 9))
-    cuda_fused.has_flash.cache_clear()
 
 
 def test_lengths_are_not_read_on_a_gpu() -> None:

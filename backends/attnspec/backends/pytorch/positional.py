@@ -5,8 +5,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.runtime.accumulation import float64_device
 from attnspec.backends.pytorch.runtime.autocast import ignores_autocast
+from attnspec.backends.pytorch.runtime.devices import float64_device
 from attnspec.spec import AddPositions, ConcatPositions, LearnedPositions, SinusoidalPositionalEncoding, implements
 
 __all__ = ["add_positions", "concat_positions", "learned_positions", "sinusoidal_positional_encoding"]

@@ -19,7 +19,7 @@ from attnspec.backends.pytorch.runtime.ranges import refuse_out_of_range
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.tables import embedding_rows
 from attnspec.backends.pytorch.runtime.top_k import stable_top_k
-from attnspec.backends.pytorch.runtime.transforms import being_captured, operations_intercepted
+from attnspec.backends.pytorch.runtime.transforms import operations_intercepted, readable
 from attnspec.backends.pytorch.scoring import projections
 from attnspec.spec import (
     AttentionalState,
@@ -291,7 +291,7 @@ def greedy_decode(
     batch = _greedy(token, state, annotations, parameters, steps, eos, mask)
     _refuse_tokens("greedy_decode", token, eos, parameters)
     decoder = Decoder(annotations, parameters, mask, max(steps, 2))
-    readable = not operations_intercepted() and not being_captured(state)
+    may_stop_early = readable(state)
     last, following = token.expand(batch), upcast(state).expand(*batch, state.shape[-1])
     tokens: list[Tensor] = []
     score, ended = following.new_zeros(batch), token.new_zeros(batch, dtype=torch.bool)
@@ -303,7 +303,7 @@ def greedy_decode(
         score = score + torch.where(ended, 0.0, best - scores.logsumexp(-1))
         tokens.append(last)
         ended = last == eos
-        if readable and ended.all():
+        if may_stop_early and ended.all():
             break
     all_tokens = torch.stack(tokens, -1) if tokens else last.new_empty((*batch, 0), dtype=torch.int64)
     if len(tokens) < steps:
@@ -334,7 +334,7 @@ def beam_decode(
     vocabulary = parameters.b_o.shape[0]
     only_eos = torch.full((vocabulary,), -torch.inf, device=state.device, dtype=upcast(state).dtype)
     only_eos[eos] = 0.0
-    readable = not operations_intercepted() and not being_captured(state)
+    may_stop_early = readable(state)
     last, following = token.expand(batch).unsqueeze(-1), upcast(state).expand(*batch, state.shape[-1]).unsqueeze(-2)
     tokens, scores = last.new_zeros((*batch, 1, 0), dtype=torch.int64), following.new_zeros((*batch, 1))
     ended = torch.zeros_like(scores, dtype=torch.bool)
@@ -347,7 +347,7 @@ def beam_decode(
         following = following.gather(-2, parents.unsqueeze(-1).expand(*parents.shape, following.shape[-1]))
         earlier = tokens.gather(-2, parents.unsqueeze(-1).expand(*parents.shape, i))
         tokens, ended = torch.cat((earlier, last.unsqueeze(-1)), -1), last == eos
-        if readable and ended.all():
+        if may_stop_early and ended.all():
             tokens = functional.pad(tokens, (0, steps - 1 - i), value=eos)
             break
     place = scores.argmax(-1, keepdim=True)

@@ -15,9 +15,10 @@ from attnspec.backends.pytorch.kernels import formula
 from attnspec.backends.pytorch.kernels.dot import groups, packed
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible, locate, visible, window_mask, within_window
-from attnspec.backends.pytorch.runtime.accumulation import float64_device, upcast
+from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.devices import float64_device
 from attnspec.backends.pytorch.runtime.products import wide_product
 from attnspec.backends.pytorch.runtime.ranges import refuse_decreasing_ends, refuse_out_of_range, refuse_scale_and_cap
 from attnspec.backends.pytorch.runtime.recording import needs_gradients

@@ -9,15 +9,6 @@ HALF_DTYPES = (torch.bfloat16, torch.float16)
 FLOAT_DTYPES = (torch.float64, torch.float32, *HALF_DTYPES)
 
 
-WITHOUT_FLOAT64 = frozenset({"mps"})
-"""Types of devices that compute in float32 at most."""
-
-
-def float64_device(device: torch.device) -> torch.device:
-    """Return the device, or the CPU where the device has no float64."""
-    return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
-
-
 def upcast(x: Tensor) -> Tensor:
     """Return x in its accumulation dtype: float32 for half dtypes, else unchanged."""
     return x.to(torch.float32) if x.dtype in HALF_DTYPES else x

@@ -27,22 +27,20 @@ class Decoder:
     def __init__(
         self, annotations: Tensor, parameters: AttentionDecoderParameters[Tensor], mask: Tensor | None, steps: int
     ) -> None:
-        # without a kernel, `excluded` are the keys whose scores become −∞: none in a row without attendable keys
         self.dtype = annotations.dtype
         recorded = needs_gradients(annotations, *flatten(parameters).values())
-        self.parameters = p = parameters
-        if self.dtype in HALF_DTYPES:
 
-            def widened(path: str, x: Tensor) -> Tensor:
-                # gradients of many steps, and of repeated tokens, are summed in float32
-                wide = (recorded and steps > 1) or x.dim() == 1 or path == "embedding"
-                return upcast(x) if wide else operand(x)
+        def widened(path: str, x: Tensor) -> Tensor:
+            # Biases and w_v are no operands of matrix products. Gradients of steps and of tokens are summed in float32.
+            wide = x.dim() == 1 or (recorded and steps > 1) or path == "embedding"
+            return upcast(x) if wide else operand(x)
 
-            self.parameters = p = map_tree(parameters, widened)
+        self.parameters = p = map_tree(parameters, widened) if self.dtype in HALF_DTYPES else parameters
         self.mask, source = mask, upcast(annotations) if recorded else operand(annotations)
         uses_kernel = steps >= MANY_STEPS and source.shape[:-1].numel() * p.w_v.shape[0] >= LARGE
         uses_kernel = uses_kernel and not recorded
         if mask is not None and not uses_kernel:
+            # `excluded`: keys whose scores become −∞; none in a row without attendable keys
             any_attendable = mask.any(-1, keepdim=True)
             readable = source.is_cpu and not operations_intercepted()
             if readable and any_attendable.all() and finite(source):

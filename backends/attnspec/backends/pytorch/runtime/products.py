@@ -5,7 +5,6 @@ multiplied as they are, into float32 (PyTorch's ``out_dtype``). An operand that 
 the half dtype of the other one, as the precision classes ``mixed-bfloat16`` and ``mixed-float16`` allow.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,21 +13,23 @@ from torch.nn.functional import linear
 
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, upcast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.devices import AMPERE, capability
 from attnspec.backends.pytorch.runtime.private import constant_while_compiling
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.transforms import has_tangents, under_torch_func
 
-LEAST_CAPABILITY = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}
+LEAST_CAPABILITY = {torch.float16: (7, 0), torch.bfloat16: AMPERE}
 """First GPUs with tensor cores for a dtype. On older ones PyTorch refuses bfloat16 products into float32."""
 
-LARGEST_EXPONENT, UNIT_EXPONENTS = 15, 110
+LARGEST_EXPONENT, MOST_SCALED = 15, 110
 """A scaled row of float16 has a largest number below 2¹⁵; scales stay within 2^±110, whose inverses are normal."""
 
 
 def wide_product(left: Tensor, right: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return left @ right in the accumulation dtype; batches broadcast.
 
-    ``dtype`` is that of the operation, if both operands were widened, so that their gradients are summed in float32.
+    Callers widen an operand of several products, so that its gradients are summed in float32. If both were widened,
+    ``dtype`` is the half dtype in which a GPU multiplies them.
     """
     dtype = multiplied_dtype(left, right, dtype)
     return upcast(left) @ upcast(right) if dtype is None else _half_product(left, right, dtype)
@@ -70,7 +71,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 def operand(x: Tensor) -> Tensor:
     """Return x unchanged where half dtypes are multiplied as they are, else upcast.
 
-    Gradients of products are then rounded to the dtype of x one by one, so x is for one product, or has no gradient.
+    Then each product rounds its gradient to the dtype of x. So x needs no gradient, or takes part in one product only.
     """
     return x if x.dtype in HALF_DTYPES and multiplied_dtype(x, x) is not None else upcast(x)
 
@@ -83,8 +84,8 @@ def path_for(left: Tensor, right: Tensor) -> str:
 def multiplied_dtype(left: Tensor, right: Tensor, dtype: torch.dtype | None = None) -> torch.dtype | None:
     """Return the half dtype in which a GPU multiplies the operands; None if they are multiplied widened.
 
-    They are under transforms of ``torch.func`` and in forward mode, for which PyTorch's ``out_dtype`` has no rules, and
-    if one of them is empty, since nothing is gained then.
+    They are widened under transforms of ``torch.func`` and in forward mode, for which PyTorch's ``out_dtype`` has no
+    rules, and where one of them is empty.
     """
     if dtype is None:
         dtype = right.dtype if right.dtype in HALF_DTYPES else left.dtype
@@ -97,24 +98,19 @@ def multiplied_dtype(left: Tensor, right: Tensor, dtype: torch.dtype | None = No
 
 def multiplies_halves(x: Tensor, dtype: torch.dtype) -> bool:
     """Return whether the device of x multiplies a half dtype into float32."""
-    return x.is_cuda and _gpu_multiplies_halves(x.device.index, dtype)
+    return x.is_cuda and _gpu_multiplies_halves(x.device, dtype)
 
 
 @constant_while_compiling
-def _gpu_multiplies_halves(device: int | None, dtype: torch.dtype) -> bool:
+def _gpu_multiplies_halves(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether a GPU multiplies a half dtype into float32.
 
     PyTorch refuses it while float16 is to be accumulated in float16. Its own tests leave out some shapes on AMD's GPUs,
     where results were wrong.
     """
-    if torch.version.hip is not None or _capability(device) < LEAST_CAPABILITY[dtype]:
+    if torch.version.hip is not None or capability(device) < LEAST_CAPABILITY[dtype]:
         return False
     return dtype is not torch.float16 or not torch.backends.cuda.matmul.allow_fp16_accumulation
-
-
-@lru_cache(maxsize=8)
-def _capability(device: int | None) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
 
 
 def _half_product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
@@ -178,5 +174,5 @@ def _rounded(x: Tensor, dtype: torch.dtype, summed: int) -> tuple[Tensor, Tensor
         return x.to(dtype), None
     largest = x.abs().amax(summed, keepdim=True)
     exponents = torch.frexp(largest).exponent - LARGEST_EXPONENT
-    scales = torch.ldexp(torch.ones_like(largest), exponents.clamp(-UNIT_EXPONENTS, UNIT_EXPONENTS))
+    scales = torch.ldexp(torch.ones_like(largest), exponents.clamp(-MOST_SCALED, MOST_SCALED))
     return (x / scales).to(dtype), scales

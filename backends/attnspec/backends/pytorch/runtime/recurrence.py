@@ -16,7 +16,7 @@ from attnspec.backends.bases.torch_recurrent import State, join_gates, run_fused
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, upcast
 from attnspec.backends.pytorch.runtime.products import operand, wide_linear
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
-from attnspec.backends.pytorch.runtime.transforms import being_captured, operations_intercepted
+from attnspec.backends.pytorch.runtime.transforms import operations_intercepted, readable
 
 
 class Network(NamedTuple):
@@ -52,8 +52,8 @@ def recurrence(
     steps, dtype, count = x.shape[-2], x.dtype, prod(batch)
     weights = [join_gates(p, network.gates) for p in parameters]
     states: list[State] = list(initial)
-    unreadable = operations_intercepted() or (lengths is not None and being_captured(x))
-    fused = None if not count or not steps or unreadable else network.fused
+    allowed = not operations_intercepted() if lengths is None else readable(x)  # fused operators read lengths
+    fused = network.fused if count and steps and allowed else None
     if dtype in HALF_DTYPES or any(w_x.dtype in HALF_DTYPES for w_x, _, _ in weights):
         x, states = upcast(x), [tuple(map(upcast, s)) for s in states]
         # The fused operators do not say what they round of half operands.
@@ -64,9 +64,11 @@ def recurrence(
     flat = _flattened(x, batch, count, 2)
     states = [tuple([_flattened(part, batch, count, 1) for part in s]) for s in states]
     counts = None if lengths is None else lengths.expand(tuple(batch)).reshape(count)
+    if fused is not None and counts is not None:
+        counts = counts.cpu()
     if fused is None:
         hidden, final = _run_stepwise(network, flat, states, weights, counts, directions)
-    elif counts is None or bool(((counts := counts.cpu()) == steps).all()):
+    elif counts is None or bool((counts == steps).all()):
         hidden, final = run_fused(fused, (flat,), states, weights, directions)
     else:
         hidden, final = run_packed(fused, flat, states, weights, counts, directions)

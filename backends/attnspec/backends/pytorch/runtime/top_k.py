@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.runtime.transforms import being_captured, operations_intercepted
+from attnspec.backends.pytorch.runtime.transforms import readable
 
 MOST_SORTED = 4096
 """Most numbers for which sorting all is faster than selecting the largest first."""
@@ -15,13 +15,13 @@ def stable_top_k(x: Tensor, count: int) -> Tensor:
     Among equal numbers the lower index comes first. ``topk`` breaks ties arbitrarily, so its indices are used only if
     the ``count`` + 1 largest numbers all differ.
     """
-    unreadable = operations_intercepted() or being_captured(x)
-    if not unreadable and count < x.shape[-1]:
+    may_read = readable(x)
+    if may_read and count < x.shape[-1]:
         values, places = x.topk(count + 1, -1)
         if (values[..., :-1] > values[..., 1:]).all():
             return places[..., :count]
     x = x.masked_fill(x.isnan(), -torch.inf)
-    if x.shape[-1] <= MOST_SORTED or unreadable:
+    if x.shape[-1] <= MOST_SORTED or not may_read:
         return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
     least = x.topk(count, -1).values[..., -1:]
     greater, equal = x > least, x == least

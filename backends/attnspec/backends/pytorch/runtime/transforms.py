@@ -46,6 +46,11 @@ def being_captured(x: Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
+def readable(x: Tensor) -> bool:
+    """Return whether the numbers of x can be read, even if by waiting."""
+    return not operations_intercepted() and not being_captured(x)
+
+
 def any_lazy(*tensors: Tensor) -> bool:
     """Return whether a tensor's memory does not hold its numbers: lazy negation, or unallocated zeros."""
     # `any` of a generator takes twice the time of a list

@@ -57,17 +57,17 @@ LOADED_BYTES = 16
 """Bytes that kernels on CUDA load at once, from addresses divisible by it."""
 
 
-def padded_features(x: Tensor, count: int, *, repeated: bool = True) -> Tensor:
+def padded_features(x: Tensor, count: int, *, allow_repeats: bool = True) -> Tensor:
     """x with at least ``count`` features, in rows from which kernels can load; zeros change no score or column.
 
-    Unless ``repeated``, dimensions that ``expand`` has repeated are copied: under masks, PyTorch read such keys wrongly
-    (https://github.com/pytorch/pytorch/issues/191937).
+    Unless ``allow_repeats``, an operand that ``expand`` repeats along a dimension is copied: under masks, PyTorch reads
+    such keys wrongly (https://github.com/pytorch/pytorch/issues/191937).
     """
     if x.shape[-1] < count:
         return F.pad(x, (0, count - x.shape[-1]))
     outer = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
-    as_it_is = x.stride(-1) == 1 and _loadable(x, outer) and (repeated or 0 not in outer)
-    return x if as_it_is else x.clone(memory_format=torch.contiguous_format)
+    usable = x.stride(-1) == 1 and _loadable(x, outer) and (allow_repeats or 0 not in outer)
+    return x if usable else x.clone(memory_format=torch.contiguous_format)
 
 
 def _loadable(x: Tensor, strides: list[int]) -> bool:

@@ -6,7 +6,6 @@ and no mask. Causal kernels align n ≠ m differently. Therefore sizes are padde
 float64 has no fused kernel.
 """
 
-from functools import lru_cache
 from itertools import accumulate
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot.batches import padded_features
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+from attnspec.backends.pytorch.runtime.devices import AMPERE, capability
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
 from attnspec.backends.pytorch.runtime.transforms import being_captured, fused_allowed
 
@@ -30,9 +30,6 @@ def worth_waiting(query: Tensor, work: int) -> bool:
     return work >= WAIT_FROM and query.is_cuda and not being_captured(query)
 
 
-AMPERE = 8, 0
-"""Lowest compute capability of the flash kernels."""
-
 WIDEST_PACKED = 256
 """Largest head size of the flash kernels."""
 
@@ -42,15 +39,9 @@ def worth_packing(query: Tensor, value: Tensor, causal: bool, lengths: tuple[int
 
     It aligns causal masks at the bottom right.
     """
-    fits = not causal and min(lengths) > 0 and max(query.shape[-1], value.shape[-1]) <= WIDEST_PACKED
-    fits = fits and max(query.shape[:2]) <= MOST_BLOCKS
-    return fits and query.dtype in HALF_DTYPES and query.is_cuda and fused_allowed() and has_flash(query.device)
-
-
-@lru_cache(maxsize=8)
-def has_flash(device: torch.device) -> bool:
-    """Return whether PyTorch's flash kernels run on a GPU."""
-    return torch.cuda.get_device_capability(device) >= AMPERE
+    fits = max(query.shape[-1], value.shape[-1]) <= WIDEST_PACKED and max(query.shape[:2]) <= MOST_BLOCKS
+    takes_call = fits and not causal and min(lengths) > 0 and query.dtype in HALF_DTYPES
+    return takes_call and query.is_cuda and fused_allowed() and capability(query.device) >= AMPERE
 
 
 def variable_length(query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
@@ -83,7 +74,7 @@ def dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal
         if causal:
             mask = mask & causal_triangle(n, m, mask.device)
         has_key = mask.any(-1, keepdim=True)
-        query, key, value = _padded_operands(query, key, value, repeated=False)
+        query, key, value = _padded_operands(query, key, value, allow_repeats=False)
         output = _in_parts(query, key, value, mask | ~has_key, scale)
         return output[..., :d_v].masked_fill(~has_key, 0)
     query, key, value = _padded_operands(query, key, value)
@@ -133,7 +124,7 @@ def _multiple(size: int, unit: int) -> int:
 
 
 def _padded_operands(
-    query: Tensor, key: Tensor, value: Tensor, *, repeated: bool = True
+    query: Tensor, key: Tensor, value: Tensor, *, allow_repeats: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pad head sizes for the fused kernels; zeros change neither scores nor returned columns."""
     if query.dtype is torch.float64:
@@ -141,5 +132,5 @@ def _padded_operands(
     unit = 4 if query.dtype is torch.float32 else 8
     d, d_v = _multiple(query.shape[-1], unit), _multiple(value.shape[-1], unit)
     sizes = (query, d), (key, d), (value, d_v)
-    query, key, value = (padded_features(x, size, repeated=repeated) for x, size in sizes)
+    query, key, value = (padded_features(x, size, allow_repeats=allow_repeats) for x, size in sizes)
     return query, key, value

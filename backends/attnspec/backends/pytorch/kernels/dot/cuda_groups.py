@@ -5,16 +5,16 @@ that function does not return log Σ exp. ``flex`` is flex_attention (`dot.flex`
 both results. ``plain`` is the formula. Nothing here was measured on a GPU, so cost does not choose.
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.dot.cuda_fused import MOST_BLOCKS, has_flash
+from attnspec.backends.pytorch.kernels.dot.cuda_fused import MOST_BLOCKS
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
+from attnspec.backends.pytorch.runtime.devices import AMPERE, capability
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.optional import HAS_TRITON
 from attnspec.backends.pytorch.runtime.private import flash_on_cuda
@@ -95,7 +95,7 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scorin
     On the CPU the formula computes excluded NaN and infinities; elsewhere finding them would wait for the device.
     """
     call = call_of(query, key, value, visible, scoring)
-    if query.is_cuda and not runs(query.device):
+    if query.is_cuda and not (HAS_TRITON and capability(query.device) >= AMPERE):
         return "plain"
     if query.is_cpu and any(x is not None for x in visible) and not (finite(key) and finite(value)):
         return "plain"
@@ -115,12 +115,6 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring
     device, dtype = query.device.type if alike else "none", query.dtype
     tracked = needs_gradients(query, key, value)
     return Call(device, dtype, heads, n, d, heads_k, m, d_v, entries, tracked, learned)
-
-
-@lru_cache(maxsize=8)
-def runs(device: torch.device) -> bool:
-    """Return whether the kernels run on this GPU."""
-    return HAS_TRITON and has_flash(device)
 
 
 def attend(path: str, query: Tensor, key: Tensor, value: Tensor, visible: Visible,

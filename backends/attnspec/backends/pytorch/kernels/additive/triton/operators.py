@@ -46,6 +46,7 @@ from attnspec.backends.pytorch.kernels.additive.triton.launch import (
 from attnspec.backends.pytorch.runtime import autocast
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.devices import AMPERE, capability
 from attnspec.backends.pytorch.runtime.first_order import no_second_derivative
 
 DTYPES = (torch.float32, *HALF_DTYPES)
@@ -61,7 +62,7 @@ def supports(a: Tensor, *others: Tensor) -> bool:
         a.dtype in DTYPES
         and a.device.type == device
         and all(x.dtype == a.dtype and x.device == a.device for x in others)
-        and (INTERPRET or torch.cuda.get_device_capability(a.device) >= (8, 0))
+        and (INTERPRET or capability(a.device) >= AMPERE)
     )
 
 
