@@ -79,17 +79,19 @@ def run_stage(stage: Stage, *, dry: bool, seconds: float) -> dict[str, Any]:
         file = Path(folder, "outcomes")
         while len(outcomes) < len(header["checks"]):
             left = max(seconds - (time.monotonic() - start), 0.0)
-            arguments = [stage.place, str(file), str(len(outcomes)), f"{left:g}", *["dry"] * dry]
-            command = [sys.executable, "-m", "benchmarks.gpu.stage", *arguments]
+            arguments = [stage.place, str(file), str(len(outcomes)), f"{left:g}"]
+            command = [sys.executable, "-m", "benchmarks.gpu.stage", *arguments, *(["dry"] if dry else [])]
             status = _status_of(command, environment(stage, dry=dry), left)
             header, *finished = _lines(file) or [header]
             outcomes += finished
             names = header["checks"][len(outcomes) :]
             if status is None:
-                ends = [Outcome(NOT_REACHED, remark=f"time limit of {seconds:g} s") for _ in names]
-            else:  # a process with another status than 0 was ended by the check that it was in
-                ends = [Outcome(FAIL, remark=f"its process ended with status {status}") for _ in names[: status != 0]]
-            for name, outcome in zip(names, ends, strict=False):
+                unfinished, outcome = names, Outcome(NOT_REACHED, remark=f"time limit of {seconds:g} s")
+            elif status:  # the check that was running ended the process
+                unfinished, outcome = names[:1], Outcome(FAIL, remark=f"its process ended with status {status}")
+            else:
+                continue
+            for name in unfinished:
                 print(outcome.line(name), flush=True)
                 outcomes.append(asdict(outcome))
     checks = [{"name": name, **outcome} for name, outcome in zip(header["checks"], outcomes, strict=True)]

@@ -14,7 +14,7 @@ KERNELS = (
 )  # fmt: skip
 OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
 ISSUED = "smsp__issue_active.avg.pct_of_peak_sustained_active"
-STALL, OF_STALL = "smsp__average_warps_issue_stalled_", "_per_issue_active.ratio"
+STALL_PREFIX, STALL_SUFFIX = "smsp__average_warps_issue_stalled_", "_per_issue_active.ratio"
 SECONDS = 400
 
 Row = dict[str, str]
@@ -41,7 +41,7 @@ def profile() -> tuple[str, str]:
         return "", "ncu is not installed"
     command = [
         program, "--csv", "--page", "raw", "--clock-control", "none", "--kernel-name", f"regex:{'|'.join(KERNELS)}",
-        "--metrics", f"{OCCUPANCY},{ISSUED},regex:{STALL}.*{OF_STALL}",
+        "--metrics", f"{OCCUPANCY},{ISSUED},regex:{STALL_PREFIX}.*{STALL_SUFFIX}",
         sys.executable, "-m", "benchmarks.gpu.calls", "large",
     ]  # fmt: skip
     try:
@@ -62,7 +62,10 @@ def rows(table: str) -> list[Row]:
 
 def summary(row: Row) -> str:
     """Text of a launch: its occupancy, the share of cycles with an instruction, and the longest stall."""
-    stalls = {name: float(x.replace(",", "")) for name, x in row.items() if name.startswith(STALL) and x}
-    longest = max(stalls, key=lambda name: stalls[name], default="")
-    stall = f", {stalls[longest]:.2g} warps wait for {longest.removeprefix(STALL).removesuffix(OF_STALL)}"
-    return f"{row[OCCUPANCY]} % of the warps, {row[ISSUED]} % of the cycles issue" + stall * bool(stalls)
+    text = f"{row[OCCUPANCY]} % of the warps, {row[ISSUED]} % of the cycles issue"
+    stalls = {name: float(x.replace(",", "")) for name, x in row.items() if name.startswith(STALL_PREFIX) and x}
+    if stalls:
+        longest = max(stalls, key=lambda name: stalls[name])
+        reason = longest.removeprefix(STALL_PREFIX).removesuffix(STALL_SUFFIX)
+        text += f", {stalls[longest]:.2g} warps wait for {reason}"
+    return text

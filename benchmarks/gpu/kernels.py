@@ -40,6 +40,9 @@ KERNELS: dict[str, Callable[[Context, torch.dtype], Problem]] = {
 TILES = (1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 """Sizes beside multiples of the widths of tiles: 16, 64, 128 and 256."""
 
+WIDE_TILES, NARROW_TILES = TILES[-3:], TILES[:9]
+"""Sizes beside 256, and up to 128."""
+
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 """Tools of compute-sanitizer; two of them find missing barriers."""
 
@@ -76,11 +79,14 @@ def _problems(context: Context) -> Iterator[tuple[str, Callable[[], Problem]]]:
     kernels: dict[str, tuple[Callable[..., Problem], dict[str, tuple[int, ...]]]] = {
         "additive attention": (
             additive_attention,
-            {"n": TILES, "m": TILES, "h": (1, 2, 3, 65), "d_v": (1, *TILES[3:])},
+            {"n": TILES, "m": TILES, "h": (1, 2, 3, 65), "d_v": TILES},
         ),
-        "additive scores": (additive_scores, {"n": TILES[-3:], "m": TILES[-3:], "h": (1, 2, 3, 65)}),
+        "additive scores": (additive_scores, {"n": WIDE_TILES, "m": WIDE_TILES, "h": (1, 2, 3, 65)}),
         "decoding step": (decoding_step, {"m": (1, 31, 32, 33, 1000), "h": (1, 3, 65, 1000, 2000)}),
-        "dot-product attention": (dot_product_attention, {"n": TILES[:9], "m": TILES[:9], "d": (1, 3, 63, 65, 256)}),
+        "dot-product attention": (
+            dot_product_attention,
+            {"n": NARROW_TILES, "m": NARROW_TILES, "d": (1, 3, 63, 65, 256)},
+        ),
     }
     for short, dtype in _dtypes(context):
         for name, (make, sizes) in kernels.items():

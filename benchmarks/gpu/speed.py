@@ -29,8 +29,8 @@ def checks(context: Context) -> list[Check]:
         layer = layers.encoder_layer(settings.device, context.size(WIDTH, 64), torch.bfloat16)
         return layers.case(settings, n, "encoder layer", layer, mode)
 
-    timed: list[tuple[str, float, Callable[[], Case]]] = [
-        *((f"additive attention, {mode}", 1.0, partial(additive.case, settings, n, mode)) for mode in MODES),
+    attention = [(f"additive attention, {mode}", 1.0, partial(additive.case, settings, n, mode)) for mode in MODES]
+    others: list[tuple[str, float, Callable[[], Case]]] = [
         *((f"decoding step, d_v={width}", 1.0, partial(step.case, settings, m, width)) for width in (512, 64)),
         *((f"encoder layer, bfloat16, {mode}", 0.95, partial(encoder_layer, mode)) for mode in MODES),
         *(
@@ -40,13 +40,16 @@ def checks(context: Context) -> list[Check]:
         ),
     ]  # fmt: skip
     if context.dry:
-        timed = timed[:7]
-    measured = [Check(name, partial(_speed, make, least, settings)) for name, least, make in timed]
+        others = others[:5]  # steps, layers, and one of the many cases of dot-product attention
     tanh = [
         Check(f"{name}, over the hardware's tanh", partial(_over_tanh, make, tanh_rate, settings), needs_gpu=True)
-        for name, _, make in timed[:2]
+        for name, _, make in attention
     ]
-    return [*measured[:2], *tanh, *measured[2:]]
+    first, last = (
+        [Check(name, partial(_speed, make, least, settings)) for name, least, make in timed]
+        for timed in (attention, others)
+    )
+    return [*first, *tanh, *last]
 
 
 def _measurements(case: Case, settings: Settings) -> list[Measurement]:

@@ -26,9 +26,8 @@ GPU_ALONE = (
 
 
 def checks_of(folder: Path, number: int) -> list[dict[str, Any]]:
-    checks: list[dict[str, Any]] = json.loads((folder / report.FILE).read_text("utf-8"))["stages"][str(number)][
-        "checks"
-    ]
+    results = json.loads((folder / report.FILE).read_text("utf-8"))
+    checks: list[dict[str, Any]] = results["stages"][str(number)]["checks"]
     return checks
 
 
@@ -138,7 +137,9 @@ def test_every_status_has_its_line() -> None:
 
 
 def test_hardware_counters_are_read_from_the_table_of_ncu() -> None:
-    stalls = [f"{counters.STALL}{name}{counters.OF_STALL}" for name in ("long_scoreboard", "math_pipe_throttle")]
+    stalls = [
+        f"{counters.STALL_PREFIX}{name}{counters.STALL_SUFFIX}" for name in ("long_scoreboard", "math_pipe_throttle")
+    ]
     names = ["ID", "Kernel Name", counters.OCCUPANCY, counters.ISSUED, *stalls]
     launches = [["0", "forward_kernel", "23.5", "61.0", "0.5", "1,200.5"], ["1", "step_kernel", "9", "8", "2", "1"]]
     table = [names, ["", "", "%", "%", "inst", "inst"], *launches]
