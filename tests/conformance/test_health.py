@@ -56,7 +56,6 @@ LASTING = "afterwards a call that had worked raised, too, until the process was 
 
 Results = dict[str, dict[str, Result]]
 
-
 FEW_LAWS = ("operation.oracle", "operation.shape", "operation.rejection", "operation.independent-of-other-calls")
 
 

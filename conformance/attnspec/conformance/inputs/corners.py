@@ -58,7 +58,7 @@ LARGEST_EXCESS = 256
 """An example whose work exceeds the bound by this factor loses its batch."""
 
 LEAST_SHAPES, EXAMPLES_PER_SHAPE = 6, 10
-"""Numbers of different shapes where new ones are expensive: at least so many, else one for so many examples."""
+"""Least number of shapes, and examples per shape, where new shapes are expensive."""
 
 Row = dict[str, Any]
 Levels = dict[str, Sequence[Any]]

@@ -74,11 +74,11 @@ def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int
     subject.health.raised = subject.passed = None
     outcome = _outcome(subject, check, arguments, seed)
     raised = subject.health.raised
-    if raised is None or not subject.health.broke(subject.smallest_call, subject.operation.name):
-        subject.health.raised = None
+    broke = subject.health.broke(subject.smallest_call, subject.operation.name)
+    subject.health.raised = None
+    if raised is None or not broke:
         return outcome
     message, raised_at = raised
-    subject.health.raised = None
     ending = LASTING_HERE if subject.health.broken else LASTING
     lasting = Violation(message + ending, reason=Reason.RAISED, arguments=raised_at or arguments, lasting=True)
     return lasting, True, subject.ratio, subject.not_judged

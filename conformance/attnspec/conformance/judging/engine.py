@@ -46,7 +46,7 @@ MAX_EXTRA = 16
 """Most extra examples of the formula if those of the profile judge no number."""
 
 MAX_BREAKS = 16
-"""Restarts of a broken process after which a case is given up: each imports the backend again."""
+"""Most restarts of a broken process in a case, which is then given up: each imports the backend again."""
 
 BROKEN_BEFORE = f"{UNJUDGED}an earlier call broke the process of the backend, which cannot be restarted: "
 BROKEN_OFTEN = f"{UNJUDGED}the operation was stopped after its calls had broken the process {MAX_BREAKS} times"
@@ -244,10 +244,7 @@ class _Run:
                 return
 
     def _formula_breaks_too(self, check: Check, violation: Violation, seed: int) -> bool:
-        """Fail the formula, not the law, if a plain call breaks the process, too.
-
-        The call has the arrays of the law's lasting raise.
-        """
+        """Fail the formula, not the law, if a plain call breaks the process as well."""
         plain = self._plain_call(violation.arguments)
         for formula_law in (FORMULA, GRADIENT) if check.law.gradients else (FORMULA,):
             progress = self.laws.get(formula_law)

@@ -18,8 +18,8 @@ class Health:
     """The health of a backend in its process.
 
     ``restart`` starts that process anew, None if that is impossible. ``raised``: message and arguments of the first
-    call that raised since the last look. ``breaks`` counts lasting raises of a case. ``broken``: message of a lasting
-    raise in a process that cannot be restarted, so that no later call can be judged.
+    call that raised in the current check. ``breaks`` counts the lasting raises of a case. ``broken``: message of a
+    lasting raise in a process that cannot be restarted, so that no later call can be judged.
     """
 
     restart: Call | None = None

@@ -211,14 +211,14 @@ def _all_spread_out(subject: Subject, rng: np.random.Generator) -> bool:
             tried = True
             prefix = f"of {path} with offsets beyond 31 bits along axis {axis},"
             demand_same(subject, inputs, sampled, prefix)
-            del inputs
+            del inputs  # before the next array is spread out: the device has room for one
     return tried
 
 
 def _has_room(subject: Subject, needed: int) -> bool:
-    """Return whether the device has so many bytes free; if not, store that the law left this out.
+    """Return whether the device has ``needed`` bytes free; if not, store that the law left this out.
 
-    The CPU's memory counts only where it is touched, which this is not.
+    The CPU always has: unlike a GPU it provides memory only where it is touched, and most of this is not.
     """
     if subject.device == "cpu":
         return True

@@ -15,7 +15,7 @@ from attnspec.conformance.remote.environment import ONE_THREAD, PYTEST_VARIABLES
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.folder import TemporaryFolder
 from attnspec.conformance.remote.processes import children, end_children, new_mark
-from attnspec.conformance.running.compiling import Reader
+from attnspec.conformance.running.compiling import NoticeReader
 from attnspec.conformance.running.contract_file import write_contract
 from attnspec.conformance.running.interruption import INTERRUPTION
 from attnspec.conformance.running.keys import CONTRACT_KEY
@@ -97,7 +97,7 @@ def run(
     with TemporaryFolder() as folder, environment(_worker_environment(folder)), display.bar:
         gate = PlanGate(make_plan, display, Path(folder))
         arguments = pytest_arguments(backend, settings, Path(folder), workers, shown=shown)
-        notices = Reader(Path(folder), display.compiling)
+        notices = NoticeReader(Path(folder), display.compiling)
         try:
             status = pytest.main(arguments, plugins=[display, gate, startup])
         except KeyboardInterrupt:

@@ -39,7 +39,7 @@ def compiling(folder: Path) -> list[str]:
     return list(dict.fromkeys(filter(None, operations)))
 
 
-class Reader:
+class NoticeReader:
     """A thread that passes on the notices of a run until it is closed."""
 
     def __init__(self, folder: Path, show: Callable[[list[str]], None]) -> None:

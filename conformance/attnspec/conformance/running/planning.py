@@ -76,5 +76,6 @@ def _check_provided(contract: Contract, settings: Settings) -> None:
         for name in chosen:
             if name not in names:
                 message = unknown_name(f"--{what}", name, names, f", {why}")
-                declared = "" if what == "operation" else limits.declaration_with(f"{what}s", name)
-                raise BackendError(message + (declared and f"; declare {declared} to try it"))
+                if what != "operation":
+                    message += f"; declare {limits.declaration_with(f'{what}s', name)} to try it"
+                raise BackendError(message)
