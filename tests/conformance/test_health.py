@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnspec.conformance.judging.engine import Case, governing_laws
+from attnspec.conformance.judging.engine import Case, governing_laws, judge
 from attnspec.conformance.judging.health import Health
+from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.description import contract_from
@@ -19,12 +20,20 @@ from attnspec.conformance.running.suite import run_case
 from attnspec.spec import OPERATIONS
 
 STICKY = """
+import os
+
 import numpy as np
 
 name = "sticky"
 limits = {{"dtypes": ("float32",), "devices": ("cuda",)}}
 semantics = {{"minus_infinity": "zero"}}
-broken = False
+broken = os.path.exists(__file__ + ".broken")
+if os.path.exists(__file__ + ".unusable"):
+    raise ImportError("imported twice")
+
+def mark(state):
+    open(__file__ + "." + state, "w").close()
+    return True
 
 def launch(breaks):
     global broken
@@ -124,14 +133,48 @@ def test_a_process_that_cannot_be_restarted_is_not_judged_further(tmp_path: Path
     assert [r.law for r in failed] == ["operation.oracle"]
     assert "this process cannot be restarted: run with --isolated" in failed[0].message
     assert failed[0].counterexample is not None
+    assert [r.law for r in results["dot_scores"].values() if r.violates] == ["operation.oracle"]
     later = [*results["softmax"].values()]
+    assert [r for r in later if r.violates] == []
     assert {r.status for r in later} == {Status.LOST}
     assert all(r.message.startswith(UNJUDGED) and MESSAGE in r.message for r in later)
 
 
+@pytest.mark.parametrize(
+    ("state", "why"), [("broken", "a new process did not help"), ("unusable", "ImportError: imported twice")]
+)
+def test_a_break_that_no_restart_mends_is_blamed_once(tmp_path: Path, state: str, why: str) -> None:
+    results = results_of(tmp_path, f"{MANY_KEYS} and mark({state!r})", "softmax", "dot_scores", "softmax")
+    assert [r.law for r in results["dot_scores"].values() if r.violates] == ["operation.oracle"]
+    assert why in results["dot_scores"]["operation.oracle"].message
+    assert {r.status for r in results["softmax"].values()} == {Status.LOST}
+    assert [r for r in results["softmax"].values() if r.violates] == []
+    assert all(MESSAGE in r.message and why in r.message for r in results["softmax"].values())
+
+
+def test_an_expected_raise_is_not_blamed_for_a_stored_call_that_raises_by_itself(tmp_path: Path) -> None:
+    file = tmp_path / "sticky.py"
+    file.write_text(STICKY.format(breaks="False"), encoding="utf-8")
+    backend: Any = load(str(file))
+    contract = contract_of(backend, str(file), "cuda")
+    calls: list[int] = []
+
+    def raises_once() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("a call of another operation")
+
+    contract.health.restart = lambda: ""
+    contract.health.remember(0, raises_once)
+    case = Case("dot_scores", "float32", ("operation.rejection",))
+    (result,) = judge(backend, contract, case, PROFILES["quick"], device="cuda")
+    assert len(calls) > 1
+    assert result.status is Status.PASSED
+
+
 def test_a_raise_without_consequences_breaks_nothing() -> None:
     restarts: list[int] = []
-    health = Health(restart=lambda: restarts.append(1))
+    health = Health(restart=lambda: restarts.append(1) or "")
     health.note("raised ValueError", None)
     assert not health.broke(lambda: None, "softmax")
     assert health.answers()
@@ -140,7 +183,7 @@ def test_a_raise_without_consequences_breaks_nothing() -> None:
 
 def test_an_operation_of_which_no_call_works_is_restarted_once() -> None:
     restarts: list[int] = []
-    health = Health(restart=lambda: restarts.append(1))
+    health = Health(restart=lambda: restarts.append(1) or "")
 
     def raises() -> None:
         raise NotImplementedError

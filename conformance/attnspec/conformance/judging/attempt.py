@@ -56,11 +56,8 @@ def first_violated(
     return None
 
 
-LASTING = "; afterwards a call that had worked raised, too, until the process was restarted"
-LASTING_HERE = (
-    "; afterwards a call that had worked raised, too, and this process cannot be restarted: run with --isolated"
-)
-"""Ends of messages on a raise that broke the backend's process."""
+LASTING = "; afterwards a call that had worked raised, too, "
+"""End of messages on a raise that broke the backend's process, completed by what became of that."""
 
 
 def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int) -> CheckOutcome:
@@ -73,15 +70,27 @@ def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int
     subject.ratio, subject.not_judged, subject.too_wide, subject.informative = 0.0, 0, 0, 0
     subject.health.raised = subject.passed = None
     outcome = _outcome(subject, check, arguments, seed)
-    raised = subject.health.raised
-    broke = subject.health.broke(subject.smallest_call, subject.operation.name)
-    subject.health.raised = None
-    if raised is None or not broke:
-        return outcome
+    lasting = _lasting(subject, arguments)
+    if lasting is not None and outcome[0] is None and not subject.health.broken:
+        # The law holds: perhaps not its raise is to blame, but the call that had worked before.
+        outcome = _outcome(subject, check, arguments, seed)
+        again = _lasting(subject, arguments)
+        if again is None:
+            subject.health.distrust()
+        lasting = again
+    return outcome if lasting is None else (lasting, True, subject.ratio, subject.not_judged)
+
+
+def _lasting(subject: Subject, arguments: Arguments) -> Violation | None:
+    """Return the violation by a raise that broke the backend's process; None without one."""
+    health = subject.health
+    raised, lasts = health.raised, health.broke(subject.smallest_call, subject.operation.name)
+    health.raised = None
+    if raised is None or not lasts:
+        return None
     message, raised_at = raised
-    ending = LASTING_HERE if subject.health.broken else LASTING
-    lasting = Violation(message + ending, reason=Reason.RAISED, arguments=raised_at or arguments, lasting=True)
-    return lasting, True, subject.ratio, subject.not_judged
+    end = f"and {health.unmended}" if health.broken else "until the process was restarted"
+    return Violation(message + LASTING + end, reason=Reason.RAISED, arguments=raised_at or arguments, lasting=True)
 
 
 def _outcome(subject: Subject, check: Check, arguments: Arguments, seed: int) -> CheckOutcome:

@@ -19,7 +19,7 @@ from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained, joined
 from attnspec.conformance.judging.profiles import CALLING_CHAPTERS, FORMULA, GRADIENT, STATE_LAWS, Effort, Profile
 from attnspec.conformance.judging.reduction import reduce_arguments, reduce_to_zeros
-from attnspec.conformance.judging.results import OWN_ERROR, TOO_WIDE, UNJUDGED, Result, Status
+from attnspec.conformance.judging.results import BROKEN, OWN_ERROR, TOO_WIDE, UNJUDGED, Result, Status
 from attnspec.conformance.judging.snippet import snippet, without_snippet
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
@@ -48,7 +48,7 @@ MAX_EXTRA = 16
 MAX_BREAKS = 16
 """Most restarts of a broken process in a case, which is then given up: each imports the backend again."""
 
-BROKEN_BEFORE = f"{UNJUDGED}an earlier call broke the process of the backend, which cannot be restarted: "
+BROKEN_BEFORE = f"{UNJUDGED}an earlier call broke the process of the backend: "
 BROKEN_OFTEN = f"{UNJUDGED}the operation was stopped after its calls had broken the process {MAX_BREAKS} times"
 FORMULA_BREAKS = f"{UNJUDGED}its calls break the process of the backend, with arrays on which {FORMULA} does so, too"
 """Messages of laws without a verdict after raises that broke the backend's process."""
@@ -408,17 +408,21 @@ def _check_example(run: _Run, example: Example, index: int, *, first: bool = Fal
         return None
     arguments, usable = candidate
     # Other laws call the backend with the same arrays: they would only repeat the formula's violation.
-    usable = usable and not run.formula_breaks(example, arguments)
+    breaks = usable and run.formula_breaks(example, arguments)
     # The formula comes first: a call that breaks the process is blamed on it if it is the formula's own.
     for progress in sorted(run.undecided, key=lambda p: p.law != FORMULA):
         for check in progress.checks:
             always = check.ensemble and subject.dtype in NARROW
             due = first if check.once else usable and (always or run.effort.due(progress.law, index, progress.position))
-            if due and run.includes(check) and progress.undecided:
-                run.mark(progress.law, example)
-                run.check(progress, check, arguments, example.seed)
-                usable = usable and not (progress.law == FORMULA and progress.breaks)
-    return arguments if usable else None
+            if not (due and run.includes(check) and progress.undecided):
+                continue
+            if breaks and not check.once:
+                progress.formula_broke = True
+                continue
+            run.mark(progress.law, example)
+            run.check(progress, check, arguments, example.seed)
+            breaks = breaks or (progress.law == FORMULA and progress.breaks)
+    return arguments if usable and not breaks else None
 
 
 def _arguments_in_domain(subject: Subject, example: Example) -> tuple[Arguments, bool]:
@@ -458,7 +462,7 @@ def _verdict(run: _Run, case: Case, law: str, progress: _LawProgress) -> Result:
     if progress.failure is None and (skipped or run.given_up):
         health = run.subject.health
         message = FORMULA_BREAKS if skipped else f"{BROKEN_BEFORE}{health.broken}" if health.broken else BROKEN_OFTEN
-        return replace(result, status=Status.LOST, message=message)
+        return replace(result, status=Status.LOST, reason=BROKEN, message=message)
     if progress.failure is None:
         if law == FORMULA and progress.examples and not progress.informative:
             return replace(result, status=Status.LOST, reason=TOO_WIDE, message=NOT_JUDGED.format(progress.too_wide))
@@ -512,9 +516,8 @@ def _smallest(
         return arguments, violation, NOT_REPRODUCED
     reduction = reduce_to_zeros if check.once else reduce_arguments
     smaller, its_violation = reduction(run.subject, check, arguments, violation, seed, run.mark)
-    if violation.lasting and run.subject.health.restart is not None:
+    if violation.lasting and run.subject.health.renew():
         # Earlier candidates may have prepared the raise of the last one.
-        run.subject.health.restart()
         again, *_ = attempt(run.subject, check, smaller.replaced({}), seed)
         if again is None or not again.lasting:
             return arguments, violation, ""

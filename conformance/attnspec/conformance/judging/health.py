@@ -12,20 +12,26 @@ from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 
 Call = Callable[[], object]
 
+NO_RESTART = "this process cannot be restarted: run with --isolated"
+STILL_RAISES = "a new process did not help"
+"""Reasons for which no restart helps."""
+
 
 @dataclass
 class Health:
     """The health of a backend in its process.
 
-    ``restart`` starts that process anew, None if that is impossible. ``raised``: message and arguments of the first
-    call that raised in the current check. ``breaks`` counts the lasting raises of a case. ``broken``: message of a
-    lasting raise in a process that cannot be restarted, so that no later call can be judged.
+    ``restart`` starts that process anew and returns why it failed, or nothing; None if that is impossible. ``raised``:
+    message and arguments of the first call that raised since the last look. ``breaks`` counts lasting raises of a case.
+    ``broken``: message of a lasting raise after which no later call can be judged; ``unmended`` says why no restart
+    helps.
     """
 
-    restart: Call | None = None
+    restart: Callable[[], str] | None = None
     raised: tuple[str, Arguments | None] | None = None
     breaks: int = 0
     broken: str = ""
+    unmended: str = ""
     _call: Call | None = None
     _elements: float = inf
     _never_worked: set[str] = field(default_factory=set)
@@ -49,12 +55,23 @@ class Health:
         """Return whether a stored call still works."""
         return self._call is not None and _works(self._call)
 
+    def renew(self) -> bool:
+        """Restart the process; return whether the stored call works then, if there is one."""
+        failure = NO_RESTART if self.restart is None else self.restart()
+        works = not failure and (self._call is None or self.answers())
+        self.unmended = "" if works else failure or STILL_RAISES
+        return works
+
     def start_case(self) -> None:
         """Restart the process if a call has raised, and the stored call now raises, too."""
-        unchecked = self.raised is not None or self._doubtful
-        if unchecked and self.restart is not None and not self.answers():
-            self.restart()
+        if not self.broken and (self.raised is not None or self._doubtful) and not self.answers():
+            self.broken = "" if self.renew() else self.unmended
         self.raised, self.breaks, self._doubtful = None, 0, False
+
+    def distrust(self) -> None:
+        """Forget the stored call: it raised after a raise that was not to blame."""
+        self._call, self._elements, self.raised = None, inf, None
+        self.breaks -= 1
 
     def broke(self, smallest: Call, operation: str) -> bool:
         """Return whether the stored raise was lasting; if so, restart the process, if possible.
@@ -71,18 +88,17 @@ class Health:
         self.try_smallest(smallest)
         if self.answers():
             return False
-        if self.restart is not None:
-            self.restart()
-        if not known:
-            if self.restart is not None:
+        works = self.renew()
+        if not known and (works or self.restart is None):
+            if works:
                 self.try_smallest(smallest)
             if self._call is None:
                 self._never_worked.add(operation)
                 self._doubtful = True
                 return False
         self.breaks += 1
-        if self.restart is None:
-            self.broken = self.raised[0]
+        if not works:
+            self.broken = f"{self.raised[0]}; {self.unmended}"
         return True
 
 

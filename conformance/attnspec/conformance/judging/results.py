@@ -24,6 +24,9 @@ OWN_ERROR = "error of attnspec"
 TOO_WIDE = "budgets too large"
 """Reason for no verdict on the formula: every budget is too wide to judge."""
 
+BROKEN = "broken process"
+"""Reason for no verdict: a raise, blamed on another law or operation, broke the backend's process."""
+
 JUDGE_LOST = "the judge's own process"
 """Message prefix of laws without a verdict: the process that judged them was killed."""
 
@@ -74,8 +77,8 @@ class Result:
 
     @property
     def unchecked(self) -> bool:
-        """True if attnspec itself is why there is no verdict: an error of its own, or only too wide budgets."""
-        return self.status is Status.LOST and self.reason in (OWN_ERROR, TOO_WIDE)
+        """True if there is no verdict for a reason that says nothing against the backend's operation."""
+        return self.status is Status.LOST and self.reason in (OWN_ERROR, TOO_WIDE, BROKEN)
 
     def __post_init__(self) -> None:
         """Turn a pass with an error ratio above 1 into a failure."""

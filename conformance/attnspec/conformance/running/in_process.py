@@ -131,7 +131,7 @@ class InProcess:
 
         ``fail_fast`` and ``only`` skip the search for declarations; ``diagnosable=False`` skips that for a defect.
         """
-        if self.contract.health.breaks:
+        if self.contract.health.breaks or self.contract.health.broken:
             return Explanation({}, None)  # every further call may break the process again
         declared: Mapping[str, Any] = {}
         defect, declaration_note, diagnosis_note = None, "", ""

@@ -61,7 +61,7 @@ class Isolated(InProcess):
         """
         violated: ViolatedLaws = {}
         health, remote = self.contract.health, self.backend
-        health.restart = lambda: remote.restart(IMPORT_SECONDS)
+        health.restart = self._restarted
         self._survive(health.start_case)
         while True:
             try:
@@ -73,6 +73,14 @@ class Isolated(InProcess):
                 self._survive(lambda: None if health.answers() else remote.restart(IMPORT_SECONDS))
             except HostEnded as end:
                 self._blame(end)
+
+    def _restarted(self) -> str:
+        """Restart the backend's process; return why it cannot be used, if so."""
+        try:
+            self.backend.restart(IMPORT_SECONDS)
+        except BackendError as error:
+            return f"its process cannot be restarted: {error}"
+        return ""
 
     def _survive(self, step: Callable[[], None]) -> None:
         """Do a step between two checks; restart the backend's process if it ends."""
