@@ -140,3 +140,21 @@ def test_the_choice_for_scores_of_minus_infinity_is_observed(choice: str, stored
         return np.where(lost & some, stored, reference.softmax(scores, mask=mask))
 
     assert f"observed {choice}" in violation_of("minus_infinity", "softmax", softmax).message
+
+
+def test_averages_over_the_keys_of_another_row_are_seen() -> None:
+    def softmax(scores: Numbers, *, mask: Any = None) -> Numbers:
+        if mask is not None:
+            empty = ~mask.any(-1, keepdims=True)
+            first = mask[..., :1, :] | ~mask[..., :1, :].any(-1, keepdims=True)
+            mask, scores = np.where(empty, first, mask), np.where(empty, 0, scores)
+        return np.asarray(reference.softmax(scores, mask=mask))
+
+    backend = SimpleNamespace(name="wrong", softmax=softmax, semantics={"fully_masked": "uniform"})
+    subject = Subject(backend, Contract.of(backend), OPERATIONS["softmax"], "float64", "cpu")
+    (example,) = corners(subject.operation, subject.limits, seed=0, most=1, work=2.0**10)
+    (check,) = CHECKS["masking.rows-without-keys-as-declared"]
+    arguments = example.arguments(subject.operation, "float64")
+    # Where the first row is empty itself, the numbers are right.
+    violations = [attempt(subject, check, arguments.replaced({}), seed)[0] for seed in range(4)]
+    assert any(violations)

@@ -50,7 +50,9 @@ def _judge_masks(subject: Subject, arguments: Arguments, rng: np.random.Generato
         mask = arguments[leaf.path]
         empty_rows = rng.random((*shape[:-1], 1)) < 0.3
         empty_rows.reshape(-1)[int(rng.integers(empty_rows.size))] = True
-        masked = arguments.with_mask(np.broadcast_to(True if mask is None else mask, shape) & ~empty_rows, keys)
+        # Under a partial mask, an average over the keys of another row differs from one over all keys.
+        allowed = rng.random(shape) < 0.6 if mask is None else mask
+        masked = arguments.with_mask(allowed & ~empty_rows, keys)
         _judge_empty_rows(subject, masked, declared)
         tried = True
     return tried
