@@ -10,6 +10,7 @@ are replaced by the formula.
 
 import functools
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -666,6 +667,7 @@ def pretended_cuda(capability: tuple[int, int] = (9, 0)) -> Iterator[Device]:
     ]
     if launch.INTERPRET:
         patches.append(patch.object(operators, "supports", _takes_triton))
+        patches.append(patch.dict(os.environ, TRITON_INTERPRET="1"))  # Triton loads parts of itself late
     else:
         patches.append(patch.dict(DEFINITIONS, OF_TRITON))
     DEVICE.__init__()  # type: ignore[misc]
