@@ -173,8 +173,13 @@ def test_an_expected_raise_is_not_blamed_for_a_stored_call_that_raises_by_itself
 
 
 def test_a_raise_without_consequences_breaks_nothing() -> None:
-    restarts: list[int] = []
-    health = Health(restart=lambda: restarts.append(1) or "")
+    restarts: list[str] = []
+
+    def restart() -> str:
+        restarts.append("")
+        return ""
+
+    health = Health(restart=restart)
     health.note("raised ValueError", None)
     assert not health.broke(lambda: None, "softmax")
     assert health.answers()
@@ -182,8 +187,13 @@ def test_a_raise_without_consequences_breaks_nothing() -> None:
 
 
 def test_an_operation_of_which_no_call_works_is_restarted_once() -> None:
-    restarts: list[int] = []
-    health = Health(restart=lambda: restarts.append(1) or "")
+    restarts: list[str] = []
+
+    def restart() -> str:
+        restarts.append("")
+        return ""
+
+    health = Health(restart=restart)
 
     def raises() -> None:
         raise NotImplementedError

@@ -57,7 +57,7 @@ def first_violated(
 
 
 LASTING = "; afterwards a call that had worked raised, too, "
-"""End of messages on a raise that broke the backend's process, completed by what became of that."""
+"""Ending of messages on a raise that broke the backend's process."""
 
 
 def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int) -> CheckOutcome:
@@ -67,8 +67,6 @@ def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int
     """
     if subject.health.broken:
         return None, False, 0.0, 0
-    subject.ratio, subject.not_judged, subject.too_wide, subject.informative = 0.0, 0, 0, 0
-    subject.health.raised = subject.passed = None
     outcome = _outcome(subject, check, arguments, seed)
     lasting = _lasting(subject, arguments)
     if lasting is not None and outcome[0] is None and not subject.health.broken:
@@ -94,6 +92,8 @@ def _lasting(subject: Subject, arguments: Arguments) -> Violation | None:
 
 
 def _outcome(subject: Subject, check: Check, arguments: Arguments, seed: int) -> CheckOutcome:
+    subject.ratio, subject.not_judged, subject.too_wide, subject.informative = 0.0, 0, 0, 0
+    subject.health.raised = subject.passed = None
     rng = np.random.Generator(np.random.PCG64(stable_seed(seed, check.name)))
     try:
         applies = check.function(subject, arguments, rng)

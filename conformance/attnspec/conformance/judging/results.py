@@ -77,7 +77,7 @@ class Result:
 
     @property
     def unchecked(self) -> bool:
-        """True if there is no verdict for a reason that says nothing against the backend's operation."""
+        """True if there is no verdict, and the reason is no fault of the operation."""
         return self.status is Status.LOST and self.reason in (OWN_ERROR, TOO_WIDE, BROKEN)
 
     def __post_init__(self) -> None:
