@@ -1,5 +1,6 @@
 """The PyTorch backend on a pretended GPU, for ``attnspec check`` with ``--device cuda``."""
 
+import atexit
 import os
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,6 +12,7 @@ from tests.backends.pretended_cuda import PretendedTensor, pretended_cuda
 
 pretending = ExitStack()
 pretending.enter_context(pretended_cuda(capability=(int(os.environ.get("ATTNSPEC_TEST_CAPABILITY", "9")), 0)))
+atexit.register(pretending.close)  # while torch.library is still there
 
 name = "pytorch on a pretended GPU"
 limits = replace(pytorch.limits, devices=("cuda",))
