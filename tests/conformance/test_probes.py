@@ -17,8 +17,8 @@ from attnspec.conformance.laws import CHECKS
 from attnspec.spec import OPERATIONS
 
 
-def violation_of(question: str, operation: str, wrong: Any) -> Violation:
-    backend = SimpleNamespace(name="wrong", **{operation: wrong})
+def violation_of(question: str, operation: str, wrong: Any, **semantics: str) -> Violation:
+    backend = SimpleNamespace(name="wrong", semantics=semantics, **{operation: wrong})
     subject = Subject(backend, Contract.of(backend), OPERATIONS[operation], "float64", "cpu")
     (example,) = corners(subject.operation, subject.limits, seed=0, most=1, work=2.0**10)
     arguments = example.arguments(subject.operation, "float64")
@@ -52,6 +52,11 @@ def wrong_under_the_mask(*args: Numbers, mask: Any = None, **options: Any) -> Nu
 
 def wrong_layer(x: Numbers, parameters: Any, **options: Any) -> Numbers:
     return 1.001 * reference.encoder_layer(x, parameters, **options)
+
+
+def test_rows_of_zeros_are_no_declared_average_even_if_the_model_is_always_causal() -> None:
+    violated = violation_of("fully_masked", "decoder_only", reference.decoder_only, fully_masked="uniform")
+    assert violated.message.startswith("fully_masked: declared uniform, observed zero")
 
 
 def test_an_unknown_choice_is_reported_with_its_result() -> None:

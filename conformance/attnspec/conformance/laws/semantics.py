@@ -114,8 +114,8 @@ def fully_masked(subject: Subject, rng: np.random.Generator) -> Observations:
     """Mask all keys of some rows, then of all rows, with masks of every shape."""
     seen: Observations = []
     for (i, sampled), keys in product(enumerate(samples(subject, rng)), subject.operation.emptying_masks):
-        if subject.semantics.fully_masked == "uniform" and keys == always_causal_keys(subject.operation):
-            continue  # no declaration says which keys the average of an always causal row includes
+        # No declaration says which keys the average of an always causal row includes.
+        average_open = subject.semantics.fully_masked == "uniform" and keys == always_causal_keys(subject.operation)
         for way, shape in _encodings(sampled, keys, subject, all_kinds=i == 0 and not _probes_once(subject)):
             some_rows = rng.random(shape) < 0.6
             # A row that all queries share is masked in the first batch element only.
@@ -136,7 +136,9 @@ def fully_masked(subject: Subject, rng: np.random.Generator) -> Observations:
                     continue
                 got = wide(subject.demand_shapes(results, masked)[subject.operation.leading.path])
                 empty = np.broadcast_to(~live_rows(subject, masked), got.shape)
-                seen.append(_observe_empty_rows(got, empty, masked, subject)._replace(way=way))
+                observation = _observe_empty_rows(got, empty, masked, subject, average_open=average_open)
+                if observation is not None:
+                    seen.append(observation._replace(way=way))
     return seen
 
 
@@ -157,8 +159,13 @@ def _encodings(
         yield ENCODINGS["no-batch"], shape[len(batch) :]
 
 
-def _observe_empty_rows(got: Numbers, empty: Numbers, masked: Arguments, subject: Subject) -> Observation:
-    """The choice that rows without keys show; errors in other rows are a violation."""
+def _observe_empty_rows(
+    got: Numbers, empty: Numbers, masked: Arguments, subject: Subject, *, average_open: bool
+) -> Observation | None:
+    """The choice that rows without keys show; errors in other rows are a violation.
+
+    With ``average_open``, anything but 0 and NaN may be the declared average; the result is then None.
+    """
     rows = got[empty]
     zero = {"fully_masked": "zero"}
     if (rows == 0).all() and (subject.oracle_values(masked, **zero)[subject.operation.leading.path][empty] == 0).all():
@@ -171,6 +178,8 @@ def _observe_empty_rows(got: Numbers, empty: Numbers, masked: Arguments, subject
         return Observation("zero", masked)
     if np.isnan(rows).all():
         return Observation("nan", masked)
+    if average_open:
+        return None
     oracle = oracle_of_averages(masked, subject)
     average = oracle.value[empty]
     if (np.abs(rows - average) <= oracle.budget[empty]).all():
