@@ -55,7 +55,8 @@ def _with_empty_rows(subject: Subject, arguments: Arguments, results: Mapping[st
     if subject.semantics.fully_masked == "nan":
         return {path: x._replace(nan=undefined[path]) for path, x in results.items()}
     # Under a causal mask, no declaration tells which keys an average includes.
-    if subject.semantics.fully_masked != "uniform" or arguments.unordered() is not arguments:
+    known = subject.semantics.fully_masked == "uniform" and arguments.unordered() is arguments
+    if not known or not any(rows.any() for rows in undefined.values()):
         return dict(results)
     averages = subject.normative_oracles(arguments)
     return {

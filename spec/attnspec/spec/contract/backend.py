@@ -1,8 +1,8 @@
 """Protocols of a backend: any object with a name and some of the operations.
 
-Only ``name`` is required. The optional attributes are ``from_numpy``, ``to_numpy``, ``default_device``, ``vjp``,
-``pullback``, ``modes``, ``semantics``, ``precision``, ``limits`` and ``notes``. Reports print ``notes``, a mapping of
-strings: the kernels that run, the parts that are missing.
+Only ``name`` is required. The optional attributes are ``from_numpy``, ``to_numpy``, ``default_device``,
+``free_memory``, ``vjp``, ``pullback``, ``modes``, ``semantics``, ``precision``, ``limits``, ``on_device`` and
+``notes``. Reports print ``notes``, a mapping of strings: the kernels that run, the parts that are missing.
 """
 
 import inspect
