@@ -1,6 +1,6 @@
 """Judging of one operation at one dtype: all laws over shared examples, one verdict each."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -215,8 +215,7 @@ class _Run:
         progress.too_wide += self.subject.too_wide
         progress.informative += self.subject.informative
         if violation is not None:
-            progress.failure = (check, arguments, violation, seed)
-            self.violated[progress.law] = progress
+            self._fail(progress, check, arguments, violation, seed)
             if self.blames_formula:
                 self._blame_formula(check, violation, seed)
 
@@ -225,42 +224,48 @@ class _Run:
 
         Only for laws about how calls are made. Reports then show the formula as the cause, the law as its consequence.
         """
-        law = check.law.id
-        if check.law.chapter not in CALLING_CHAPTERS or law in STATE_LAWS or violation.reason != Reason.VALUE:
+        if check.law.chapter not in CALLING_CHAPTERS or check.law.id in STATE_LAWS or violation.reason != Reason.VALUE:
             return
-        plain = self._plain_call(violation.arguments)
-        for formula_law in (FORMULA, GRADIENT) if check.law.gradients else (FORMULA,):
-            progress = self.laws.get(formula_law)
-            if plain is None or progress is None:
-                continue
-            if formula_law == law or progress.failure is not None:
+        for progress, plain in self._formula_calls(check, violation):
+            if progress.failure is not None:
                 return
-            self.mark(formula_law, f"the arrays on which {law} fails")
             formula = progress.checks[0]
             failure, _, ratio, _ = attempt(self.subject, formula, plain, seed)
             if failure is not None and failure.reason == Reason.VALUE:
-                progress.ratio, progress.failure = max(progress.ratio, ratio), (formula, plain, failure, seed)
-                self.violated[formula_law] = progress
+                progress.ratio = max(progress.ratio, ratio)
+                self._fail(progress, formula, plain, failure, seed)
                 return
 
     def _formula_breaks_too(self, check: Check, violation: Violation, seed: int) -> bool:
         """Fail the formula, not the law, if a plain call breaks the process as well."""
-        plain = self._plain_call(violation.arguments)
-        for formula_law in (FORMULA, GRADIENT) if check.law.gradients else (FORMULA,):
-            progress = self.laws.get(formula_law)
-            if plain is None or progress is None:
-                continue
-            if formula_law == check.law.id:
-                return False
-            self.mark(formula_law, f"the arrays on which {check.law.id} fails")
+        for progress, plain in self._formula_calls(check, violation):
             formula = progress.checks[0]
             failure, *_ = attempt_once(self.subject, formula, plain, seed)
             if failure is not None and failure.lasting:
                 if progress.failure is None:
-                    progress.failure = (formula, plain, failure, seed)
-                    self.violated[formula_law] = progress
+                    self._fail(progress, formula, plain, failure, seed)
                 return True
         return False
+
+    def _formula_calls(self, check: Check, violation: Violation) -> Iterator[tuple[_LawProgress, Arguments]]:
+        """Yield the formula's laws, each with a plain call on the arrays of a violation.
+
+        They are the formula and its gradient, up to the one that is violated itself.
+        """
+        plain = self._plain_call(violation.arguments)
+        for law in (FORMULA, GRADIENT) if check.law.gradients else (FORMULA,):
+            progress = self.laws.get(law)
+            if law == check.law.id:
+                return
+            if plain is not None and progress is not None:
+                self.mark(law, f"the arrays on which {check.law.id} fails")
+                yield progress, plain
+
+    def _fail(
+        self, progress: _LawProgress, check: Check, arguments: Arguments, violation: Violation, seed: int
+    ) -> None:
+        progress.failure = (check, arguments, violation, seed)
+        self.violated[progress.law] = progress
 
     def _plain_call(self, arguments: Arguments | None) -> Arguments | None:
         """A copy of the arguments without cached results, on which the formula can be judged.
