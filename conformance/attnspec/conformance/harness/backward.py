@@ -1,6 +1,7 @@
 """Comparison of gradients with the formula's: all, or samples if a call is too large."""
 
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -11,7 +12,7 @@ from attnspec.conformance.harness.record import Record
 from attnspec.conformance.harness.sampled_gradients import SampledGradients
 from attnspec.conformance.inputs.arguments import Numbers, along, take
 from attnspec.conformance.judging.sampled_rows import rows_to_judge
-from attnspec.conformance.judging.subject import Results
+from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.spec.contract.tree import Kind
 
 MAX_PAIRS = 2**22
@@ -38,16 +39,21 @@ def judge_gradients(
     # Gradients of arrays that elements share have no batch axes, so that ``places`` would not fit.
     parts = elements_with_gradients(call, gradients) if separate else [(replace(call, places=()), gradients)]
     for part, part_gradients in parts:
-        expected = record.subject.gradients(part.arguments, _cotangents(record, part))
+        cotangents = _cotangents(record, part)
+        expected = record.subject.gradients(part.arguments, cotangents)
         for path, g in part_gradients.items():
-            value, budget = expected[path]
-            record.compare(g, Expected(value, budget), part, f"the gradient of {path}")
+            right, ordered = Expected(*expected[path]), partial(_ordered, path, part, cotangents)
+            record.compare(g, right, part, f"the gradient of {path}", ordered=ordered)
     record.judged.append("every number of the gradients")
 
 
 def _cotangents(record: Record, part: Part) -> Results:
     float_outputs = (leaf for leaf in record.subject.operation.outputs if leaf.kind is Kind.FLOAT)
     return {leaf.path: part.results[leaf.path] for leaf in float_outputs}
+
+
+def _ordered(path: str, part: Part, cotangents: Results, subject: Subject) -> Expected:
+    return Expected(*subject.gradients(part.arguments, cotangents)[path])
 
 
 def _judge_samples(
@@ -89,13 +95,15 @@ def _judge_rows(record: Record, call: Part, gradients: Results, rows: Numbers, r
     query_size = subject.operation.query_size or ""
     for element, element_gradients in elements_with_gradients(call, gradients, len(rows)):
         part = with_rows(subject, element, rows)
-        expected = subject.gradients(part.arguments, _cotangents(record, part))
+        cotangents = _cotangents(record, part)
+        expected = subject.gradients(part.arguments, cotangents)
         for path, g in element_gradients.items():
             leaf = arguments.leaves[path]
             has_rows = query_size in leaf.sizes
             judged_rows = along(g, leaf, query_size, element.arguments.binding, take(rows)) if has_rows else g
             row = len(leaf.core) + leaf.axes(query_size)[0] if has_rows else None
-            record.compare(judged_rows, Expected(*expected[path]), part, f"the gradient of {path}", row)
+            right, ordered = Expected(*expected[path]), partial(_ordered, path, part, cotangents)
+            record.compare(judged_rows, right, part, f"the gradient of {path}", row, ordered)
     record.judged.append(f"the gradients of {len(rows):,} rows{remark}")
 
 

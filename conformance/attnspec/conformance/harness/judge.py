@@ -19,7 +19,7 @@ from attnspec.conformance.explaining.precision_classes import (
 from attnspec.conformance.harness import reading
 from attnspec.conformance.harness.backward import judge_gradients
 from attnspec.conformance.harness.ensemble import Ensemble
-from attnspec.conformance.harness.expected import expected
+from attnspec.conformance.harness.expected import Expected, expected
 from attnspec.conformance.harness.filters import extent, shared_error
 from attnspec.conformance.harness.hidden_defects import hidden_defects
 from attnspec.conformance.harness.parts import Part, count_of_heads, leading_head_sizes, pairs, parts, whole, with_rows
@@ -115,7 +115,12 @@ def _judge_results(record: Record, call: Part, rng: np.random.Generator) -> None
             for leaf in operation.outputs:
                 axes = leaf.axes(operation.query_size or "")
                 row = len(leaf.core) + axes[0] if axes else None
-                record.compare(part.results[leaf.path], expectations[leaf.path], part, subject.title_of(leaf), row)
+
+                def ordered(subject: Subject, part: Part = part, path: str = leaf.path) -> Expected:
+                    return expected(subject, part)[path]
+
+                right = expectations[leaf.path]
+                record.compare(part.results[leaf.path], right, part, subject.title_of(leaf), row, ordered)
         if record.where is not None:
             record.diagnose = partial(diagnosis, subject, *record.where)
         ensemble = Ensemble(subject, call.arguments, judged_parts)

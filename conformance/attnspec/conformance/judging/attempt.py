@@ -24,10 +24,10 @@ def stable_seed(*parts: object) -> int:
 def attempt(subject: Subject, check: Check, arguments: Arguments, seed: int) -> CheckOutcome:
     """Check one law on one example.
 
-    If an element exceeds its budget, the check runs again with budgets that also use random samples. They are wider
-    where the usual estimate of σ was too small, but take 16 times the work. If the law then holds, the usual check runs
-    a third time. The sampled pass counts only if the first violation repeats exactly: otherwise the backend, not the
-    budget, has changed the outcome.
+    If an element exceeds its budget, the check runs again with budgets that also use partial sums and random samples.
+    They are wider where the usual estimate of σ was too small, but take 16 times the work. If the law then holds, the
+    usual check runs a third time. The sampled pass counts only if the first violation repeats exactly: otherwise the
+    backend, not the budget, has changed the outcome.
     """
     outcome = attempt_once(subject, check, arguments, seed)
     violation, *_ = outcome

@@ -44,7 +44,8 @@ class Subject(Comparisons):
     """A backend's operation at one dtype on one device.
 
     ``observed``: choices that the backend was seen to make, by question. ``default_dtype``: dtype of the last result of
-    an operation without float inputs. ``sampled``: budgets also use random samples, see :func:`judged`.
+    an operation without float inputs. ``ordered``, ``sampled``: budgets also use partial sums, or random samples
+    too; see :func:`judged`.
     ``is_leading_dtype``: checks that need only one dtype run at this one. ``effort``: sizes of ensembles and examples.
     ``estimates``: by quantity, the relative error that an ensemble shows, and its limit; read by documentation only.
     ``left_out``: by law, the declaration that excludes its calls. ``extent``: largest sizes of all calls. ``passed``:
@@ -70,7 +71,7 @@ class Subject(Comparisons):
         self.not_tried: dict[str, str] = {}
         self.default_dtype = "float64"
         self.extent: Extent = {}
-        self.sampled = False
+        self.ordered = self.sampled = False
         self.is_leading_dtype = True
         self.passed: Arguments | None = None
 
@@ -376,7 +377,7 @@ class Subject(Comparisons):
 
     @property
     def _memo_key(self) -> str:
-        return "sampled" if self.sampled else "judged"
+        return "sampled" if self.sampled else "ordered" if self.ordered else "judged"
 
     def oracle(self, arguments: Arguments) -> Judged:
         """The oracle's result; its leading array if it has several."""
@@ -384,7 +385,7 @@ class Subject(Comparisons):
 
     def budgets(self, arguments: Arguments) -> Results:
         """The budget of every element; at float64 computed in double, for speed."""
-        if self._memo_key not in arguments.memo and self.dtype == "float64" and not self.sampled:
+        if self._memo_key not in arguments.memo and self.dtype == "float64" and self._memo_key == "judged":
             double = np.dtype(np.float64)
             return arguments.once("budgets", lambda: _budgets(self._as_declared(arguments, double)))
         return _budgets(self.oracles(arguments))
@@ -411,7 +412,7 @@ class Subject(Comparisons):
         self, formula: Callable[..., Any], arguments: Mapping[str, Any], wide: np.dtype[Any] | None = None
     ) -> Any:
         """A formula's results, with budgets by this backend's precision class."""
-        return judged(formula, arguments, self.precision, wide, sampled=self.sampled)
+        return judged(formula, arguments, self.precision, wide, ordered=self.ordered, sampled=self.sampled)
 
     def normative_oracle(self, arguments: Arguments) -> Judged:
         """The leading array of :meth:`normative_oracles`."""
@@ -436,8 +437,8 @@ class Subject(Comparisons):
         """The oracle's gradients and their budgets, by path."""
         wide = oracle_dtype(self.precision.dtype)
         cotangent = self.like_result(cotangents, arguments, convert=False)
-        inputs = arguments.values_by_name
-        return gradients(self.formula(), inputs, cotangent, self.precision, wide, sampled=self.sampled)
+        inputs, looks = arguments.values_by_name, {"ordered": self.ordered, "sampled": self.sampled}
+        return gradients(self.formula(), inputs, cotangent, self.precision, wide, **looks)
 
     def in_domain(self, arguments: Arguments) -> bool:
         """True if the backend accepts the call and its precision class does not overflow."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from attnspec.reference.budget.error_array import MARGIN
 from attnspec.reference.budget.numbers import COMPARISONS, JOINS, MOVES, Numbers, Softmax, attendable_softmax
+from attnspec.reference.budget.softmax import EQUAL
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.reference.defining.duck_array import DuckArray
 
@@ -188,12 +189,12 @@ class Traced(DuckArray):
         units = np.sqrt(1 + 2 * 0.25 * self.terms)
         stored = units * weights.precision.accumulation * np.abs(self.result.value).max(-1, keepdims=True, initial=0.0)
         error = np.sqrt(weights.error**2 + (weights.value * stored).astype(np.float64) ** 2)
-        weights = weights._computed(weights.value, error, weights=weights.weights)
+        weights = weights._computed(weights.value, error, weights=weights.weights, level=weights.level)
 
         def backward(g: Statistical) -> Sequence[Statistical]:
             inner = (weights * g).sum(-1, keepdims=True)
             # All weights of a row share the error of their sum, in which equal exponentials have equal errors.
-            shared = 0.5 * inner.precision.accumulation * weights.weights * np.abs(inner.value).astype(np.float64)
+            shared = EQUAL * inner.precision.accumulation * weights.weights * np.abs(inner.value).astype(np.float64)
             # A later sum over the keys adds this shared error linearly, not in quadrature.
             alpha = np.abs(weights.value).astype(np.float64)
             effective_keys = 1 / np.maximum((alpha**2).sum(-1, keepdims=True), 2.0**-60)

@@ -8,6 +8,7 @@ import numpy as np
 from attnspec.reference.budget.derivative import Traced
 from attnspec.reference.budget.error_array import WIDTH
 from attnspec.reference.budget.numbers import Numbers, is_real, longest_runs
+from attnspec.reference.budget.ordered import Ordered
 from attnspec.reference.budget.sampled import deviations
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.reference.defining.arithmetic import arithmetic
@@ -22,17 +23,18 @@ def gradients(
     precision: Precision,
     wide: Any,
     *,
+    ordered: bool = False,
     sampled: bool = False,
 ) -> dict[str, tuple[Numbers, Numbers]]:
     """Return gradient and budget of ⟨cotangent, formula(**arguments)⟩ for every float array, by path.
 
     ``cotangent`` has the structure of the result, with None for arrays that do not enter the product. ``wide`` is the
-    dtype to compute in. An argument that the result does not depend on has gradient 0. ``sampled`` also estimates the
-    standard deviations from random samples and uses the larger estimate: 16 times the work.
+    dtype to compute in. An argument that the result does not depend on has gradient 0. ``ordered`` and
+    ``sampled`` are those of :func:`~attnspec.reference.budget.judged`.
     """
 
     def exact(x: Numbers) -> Statistical:
-        return Statistical(x, 0.0, precision, is_input=True)
+        return (Ordered if ordered or sampled else Statistical)(x, 0.0, precision, is_input=True)
 
     with np.errstate(all="ignore"):
         leaves, order, gradients_by_path = _backwards(formula, arguments, cotangent, wide, exact)

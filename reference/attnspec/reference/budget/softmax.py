@@ -18,6 +18,15 @@ SCORE_GRID = 32
 """Scores count as equal on a grid of 1/32: their exponentials are then so close that a running sum rounds them in the
 same direction."""
 
+EQUAL = (4 / 3) ** 0.5 / WIDTH
+"""Standard deviation of a sum's error per equal term, in unit roundoffs of the sum.
+
+A running sum rounds k equal terms in the same direction, by at most one unit of the sum each. So its error is at most
+h = k units, but is likely to come near: eight standard deviations of h/8 would leave no room for other errors. With
+4/3 h² in the sum of squares, the budget is at least h plus 4 standard deviations σ of the others, because
+(h + 4σ)² ≤ 4/3 h² + (8σ)².
+"""
+
 LARGEST_EXPONENT = 700.0
 """Exponents beyond this overflow in double precision."""
 
@@ -43,13 +52,13 @@ def statistical_weights(
     """Return weights, their standard deviations, repeats and level, from the scores' standard deviations.
 
     The first two have shape (..., n, m). Of shape (..., n, 1), repeats is the largest number of equal scores in a row
-    and level the standard deviation of the relative error that all weights of a row share.
+    and level the standard deviation of the relative error that all weights of a row share if they
+    are computed through a rounded logarithm of their sum.
     """
     p, u = precision, precision.accumulation
     weights, shifted, attendable, _, logarithm, masked = softmax
     alpha, drop = as_double(weights), as_double(shifted)
     error = np.where(attendable, errors, 0.0) if masked else errors
-    keys = attendable.shape[-1]
     d = np.minimum(np.sqrt(error**2 + u**2 * (1 + drop**2)), 1.0)
     reach = WIDTH * (np.where(attendable, d, 0.0) if masked else d)
     relative = np.expm1(reach) / WIDTH
@@ -61,7 +70,7 @@ def statistical_weights(
     repeats = _largest_multiplicity(drop, attendable)
     # Implementations may compute weights as exp(e − L) with a rounded L, the logarithm of the sum.
     level = 0.6 * u * logarithm
-    variance = variance + u**2 * (1 + keys / 4 + 0.25 * repeats**2) + level**2
+    variance = variance + u**2 + variance_of_sum(repeats, drop.shape[-1], u) + level**2
     sigma = np.minimum(alpha * np.sqrt(variance), np.maximum(alpha, 1 - alpha)) + p.weights_smallest
     # First order fails in rows with a score whose 8σ exceeds ½: there only a bound can judge.
     unsure = (WIDTH * error > 0.5).any(-1, keepdims=True)
@@ -89,6 +98,12 @@ def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) ->
     return alpha, error, WeightErrors(relative, least_sum, attendable, common)
 
 
+def variance_of_sum(repeats: Numbers, keys: int, u: float) -> Numbers:
+    """Variance of a row's sum of exponentials, relative to the sum; ``repeats`` of the ``keys`` terms are equal."""
+    variance: Numbers = u**2 * (keys / 4 + (EQUAL * repeats) ** 2)
+    return variance
+
+
 def statistical_sums(softmax: Softmax, errors: Numbers, precision: Precision) -> Numbers:
     """Variances of log Σ exp per row, shape (..., n), from the scores' standard deviations.
 
@@ -98,7 +113,7 @@ def statistical_sums(softmax: Softmax, errors: Numbers, precision: Precision) ->
     alpha, drop, attendable = as_double(softmax.weights), as_double(softmax.shifted), softmax.attendable
     score_errors = np.where(attendable, np.sqrt(errors**2 + u**2 * (1 + drop**2)), 0.0)
     repeats = _largest_multiplicity(drop, attendable)
-    summing = u**2 * (1 + drop.shape[-1] / 4 + 0.25 * repeats**2)
+    summing = u**2 + variance_of_sum(repeats, drop.shape[-1], u)
     variance: Numbers = (alpha * score_errors).sum(-1, keepdims=True) ** 2 + summing
     return variance[..., 0]
 
@@ -124,7 +139,7 @@ def statistical_logarithms(softmax: Softmax, errors: Numbers, precision: Precisi
     score_variance = errors**2 + u**2 * (1 + drop**2)
     of_sum = (alpha * np.sqrt(score_variance)).sum(-1, keepdims=True)
     repeats = _largest_multiplicity(drop, np.ones(drop.shape, bool))
-    summing = u**2 * (1 + drop.shape[-1] / 4 + 0.25 * repeats**2) + (0.6 * u * logarithm) ** 2
+    summing = u**2 + variance_of_sum(repeats, drop.shape[-1], u) + (0.6 * u * logarithm) ** 2
     return value, score_variance + of_sum**2 + summing
 
 

@@ -4,6 +4,7 @@ Correct implementations stay within 8 standard deviations, wrong ones do not. Th
 of a rounding error: 0.6 u for a single operation (0.58 u if it is uniform), 0.5 u √n for a sum of n terms.
 """
 
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Self
 
@@ -11,7 +12,12 @@ import numpy as np
 
 from attnspec.reference.budget.error_array import WIDTH, Approximate
 from attnspec.reference.budget.numbers import EqualTerms, Numbers, Softmax, as_double
-from attnspec.reference.budget.softmax import statistical_logarithms, statistical_sums, statistical_weights
+from attnspec.reference.budget.softmax import (
+    statistical_logarithms,
+    statistical_sums,
+    statistical_weights,
+    variance_of_sum,
+)
 
 LEAST = 2.0**-510
 """The smallest standard deviation in use: the square of a smaller one may underflow to 0 in double."""
@@ -137,19 +143,38 @@ class Statistical(Approximate):
     def _sum(self, value: Numbers, axis: Any, keepdims: bool) -> Self:
         terms = self.value.size // max(value.size, 1)
         squares = self.squares_in_sums.sum(axis=axis, keepdims=keepdims)
-        # Every partial sum rounds. Its square is at most about value² + Σ terms²: a drift and a random walk.
-        u = 0.5 * self.precision.accumulation
         variance = self.repeats * (self.error**2).sum(axis=axis, keepdims=keepdims)
-        return self._rounded(value, variance + u**2 * terms * (as_double(value) ** 2 + squares), 0.0, terms=terms)
+
+        def operands() -> tuple[Numbers, Numbers]:
+            axes = tuple(range(self.ndim)) if axis is None else tuple(np.atleast_1d(axis))
+            last = np.moveaxis(self.value, axes, range(-len(axes), 0))
+            return last.reshape(*value.shape, terms), np.ones(terms)
+
+        return self._rounded(
+            value, variance + self._summing_variance(value, squares, terms, operands), 0.0, terms=terms
+        )
+
+    def _summing_variance(
+        self, value: Numbers, squares: Numbers, terms: int, operands: Callable[[], tuple[Numbers, Numbers]]
+    ) -> Numbers:
+        """Variance of the roundings of partial sums; ``squares`` is the sum of the terms' squares.
+
+        ``operands`` returns a matrix and a matrix or vector whose product is ``value``.
+        """
+        # The square of a partial sum is at most about value² + Σ terms²: a drift and a random walk.
+        variance: Numbers = (0.5 * self.precision.accumulation) ** 2 * terms * (as_double(value) ** 2 + squares)
+        return variance
 
     def _matmul(self, value: Numbers, a: Self, b: Self) -> Self:
         p = self.precision
         terms, floor, double = a.shape[-1], self.floor, as_double(value)
         left, right = a.squares_in_sums, b.squares_in_sums
         squares = left @ right
-        summing = (0.5 * p.accumulation) ** 2 * terms
         operands = (0.6 * a.operand_rounding) ** 2 + (0.6 * b.operand_rounding) ** 2
-        variance = (summing + operands) * squares + summing * double**2
+        # Variance of the relative error that all attention weights of a row share: that of their sum, or its logarithm.
+        shared = 0.0 if a.weights is None else variance_of_sum(a.weights, terms, p.accumulation) + a.level**2
+        summing = self._summing_variance(double, squares, terms, lambda: (a.value, b.value))
+        variance = summing + operands * squares
         # The format of operands has a smallest step, which limits small numbers absolutely, not relatively.
         if a.operand_step > floor:
             matrices = a.ndim > 1 and b.ndim > 1
@@ -161,15 +186,18 @@ class Statistical(Approximate):
         if a.has_errors:
             # r equal errors add linearly, to r times the variance of independent ones. They may be equal since an
             # earlier product, or since equal numbers were computed alike: ``repeats`` or ``own_terms``.
-            variance = variance + max(a.repeats, a.own_terms.count) * (a.error**2 @ right)
+            own = a.error**2
+            if a.weights is not None:
+                # The error that all weights of a row share multiplies the result by one factor, counted below.
+                own = np.maximum(own - shared * left, 0.0)
+            variance = variance + max(a.repeats, a.own_terms.count) * (own @ right)
         if b.has_errors:
             variance = variance + (left + a.error**2) @ b.error**2
         if a.weights is not None:
-            # Equal attention weights err alike, in a running sum or when rounded as operands. ``a.weights``: most equal
-            # weights in a row; ``share``: their largest part of the row's sum, 1; ``a.level``: relative error of all.
+            # Equal attention weights err alike when rounded as operands. ``a.weights``: most equal weights in a row;
+            # ``share``: their largest part of the row's sum, 1.
             share = np.minimum(a.weights * left.max(-1, keepdims=True, initial=0.0) ** 0.5, 1.0)
-            common_error = 0.5 * p.accumulation * a.weights + 0.6 * (p.weights + b.operand_rounding) * share + a.level
-            variance = variance + (common_error * double) ** 2
+            variance = variance + ((0.6 * (p.weights + b.operand_rounding) * share) ** 2 + shared) * double**2
         # A product of three matrices may be computed in either order. Where the terms of one order cancel, those of the
         # other may not.
         other = a.other_order(b)
