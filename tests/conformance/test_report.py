@@ -354,6 +354,19 @@ def test_a_report_lists_what_was_not_tried() -> None:
     assert report(*all_passed()).not_tried[0] == "bfloat16, float16"
 
 
+def test_operations_whose_small_errors_no_law_sees_are_not_tried() -> None:
+    laws, dtypes = ("operation.oracle", "attention.unbiased-scale"), ("float32", "bfloat16")
+    plan = Plan.of(contract(limits={"dtypes": dtypes}), Settings(operations=("softmax",), laws=laws))
+
+    def not_tried(*judged: str) -> list[str]:
+        results = {f"softmax-{d}": [passed_result(law, d) for law in judged] for d in dtypes}
+        lines = Report.of(plan, Verdicts(results), SETTINGS, 1.0).not_tried
+        return [line for line in lines if "rounding" in line]
+
+    assert not_tried("operation.oracle") == ["errors below a rounding to bfloat16 in softmax"]
+    assert not_tried(*laws) == []
+
+
 def test_values_of_integers_that_were_tried_are_named() -> None:
     extent: dict[str, int] = {}
     rotary, grouped, paged, embed = (

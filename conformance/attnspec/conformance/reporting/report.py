@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -35,10 +35,15 @@ from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS, DeclaredPrecision
 from attnspec.spec.contract.semantics import QUESTIONS, DeclaredSemantics, spelled
+from attnspec.spec.laws.attention import UNBIASED_SCALE
+from attnspec.spec.laws.pooling import NO_LOST_OR_EXTRA_KEYS, ROUNDING_SPREAD, UNBIASED_GAIN
 
 SCHEMA = "attnspec-report/1"
 EXIT_STATUS = {"conforms": 0, "violates": 1, "unusable": 2}
 """Exit status of each verdict."""
+
+ENSEMBLE_LAWS = {x.id for x in (UNBIASED_GAIN, UNBIASED_SCALE, ROUNDING_SPREAD, NO_LOST_OR_EXTRA_KEYS)}
+"""Laws that see errors of results below a rounding of their dtype."""
 
 NEVER_TRIED = ("calls compiled by a framework",)
 """Kinds of calls that the suite never tries."""
@@ -232,9 +237,19 @@ class Report:
             *([", ".join(dtypes)] if dtypes else []),
             *(["gradients"] if gradients else []),
             *excluded_inputs(self.contract.limits, operations),
+            *self._small_errors(),
             f"any device but {self.settings.device}",
             *NEVER_TRIED,
         ]
+
+    def _small_errors(self) -> Iterator[str]:
+        """Yield, for each dtype of 16 bits, the operations whose errors below a rounding no judged law sees."""
+        for dtype in ("bfloat16", "float16"):
+            judged = [r for r in self.results if r.judged and r.dtype == dtype and OPERATIONS[r.operation].float_result]
+            seen = {r.operation for r in judged if r.law in ENSEMBLE_LAWS and r.status is not Status.LOST}
+            names = [name for name in dict.fromkeys(r.operation for r in judged) if name not in seen]
+            if names:
+                yield f"errors below a rounding to {dtype} in {', '.join(names)}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain JSON, which ``report.schema.json`` describes."""
