@@ -69,11 +69,11 @@ def test_aligned_gradient_errors_exceed_independent_budgets_but_not_sampled_ones
 )
 def test_independent_errors_have_the_same_deviation_either_way(operation: str, names: list[str], dtype: str) -> None:
     p = precision(operation, dtype)
-    arguments: dict[str, Array] = {name: normal(6, 8) for name in names}
+    arguments: dict[str, Array] = {name: normal(16, 6, 8) for name in names}
     rule, sample = (judged(REFERENCE[operation], arguments, p, sampled=how) for how in (False, True))
     np.testing.assert_array_equal(rule.value, sample.value)
     assert 1 <= np.median(sample.sigma / rule.sigma) < 1.2
-    assert (sample.sigma / rule.sigma).max() < 2.2
+    assert np.quantile(sample.sigma / rule.sigma, 0.99) < 2
 
 
 def test_samples_are_the_same_each_time_and_their_number_is_enough() -> None:
