@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attnspec.conformance.judging.engine import Case, governing_laws, judge
-from attnspec.conformance.judging.health import Health
+from attnspec.conformance.judging.health import FORWARD, Health
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status
 from attnspec.conformance.remote.backend import RemoteBackend
@@ -28,6 +28,7 @@ name = "sticky"
 limits = {{"dtypes": ("float32",), "devices": ("cuda",)}}
 semantics = {{"minus_infinity": "zero"}}
 broken = os.path.exists(__file__ + ".broken")
+backward_broken = False
 if os.path.exists(__file__ + ".unusable"):
     raise ImportError("imported twice")
 
@@ -56,6 +57,27 @@ def softmax(scores, *, mask=None):
     exponentials = np.exp(scores - np.where(np.isfinite(largest), largest, 0).astype(scores.dtype))
     sums = exponentials.sum(-1, keepdims=True)
     return exponentials / np.where(sums == 0, 1, sums).astype(scores.dtype)
+
+def vjp(operation, arguments, cotangent):
+    global backward_broken
+    key = arguments.get("key")
+    many_keys = key is not None and key.shape[-2] >= 64
+    backward_broken = backward_broken or {backward_breaks}
+    launch(False)
+    if backward_broken:
+        raise RuntimeError("an illegal memory access was encountered")
+    if operation == "dot_scores":
+        query, key = arguments["query"], arguments["key"]
+        gradients = {{"query": cotangent @ key, "key": np.swapaxes(cotangent, -1, -2) @ query}}
+        return {{name: summed(x, arguments[name].shape) for name, x in gradients.items()}}
+    weights = softmax(**arguments)
+    products = np.where(weights > 0, weights * cotangent, 0)
+    gradient = products - weights * products.sum(-1, keepdims=True)
+    return {{"scores": summed(gradient.astype(weights.dtype), arguments["scores"].shape)}}
+
+def summed(x, shape):
+    x = x.sum(tuple(range(x.ndim - len(shape))))
+    return x.sum(tuple(i for i, size in enumerate(shape) if size == 1 != x.shape[i]), keepdims=True)
 """
 """An illegal access in one operation breaks both, as errors of CUDA do."""
 
@@ -69,11 +91,16 @@ FEW_LAWS = ("operation.oracle", "operation.shape", "operation.rejection", "opera
 
 
 def results_of(
-    folder: Path, breaks: str, *operations: str, in_process: bool = False, laws: Sequence[str] = FEW_LAWS
+    folder: Path,
+    breaks: str,
+    *operations: str,
+    in_process: bool = False,
+    laws: Sequence[str] = FEW_LAWS,
+    backward_breaks: str = "False",
 ) -> Results:
     """Results by operation and law of a sticky backend, judged by one process; all laws if ``laws`` is empty."""
     file = folder / "sticky.py"
-    file.write_text(STICKY.format(breaks=breaks), encoding="utf-8")
+    file.write_text(STICKY.format(breaks=breaks, backward_breaks=backward_breaks), encoding="utf-8")
     settings = Settings(device="cuda", in_process=in_process)
     if in_process:
         backend: Any = load(str(file))
@@ -154,22 +181,77 @@ def test_a_break_that_no_restart_mends_is_blamed_once(tmp_path: Path, state: str
 
 def test_an_expected_raise_is_not_blamed_for_a_stored_call_that_raises_by_itself(tmp_path: Path) -> None:
     file = tmp_path / "sticky.py"
-    file.write_text(STICKY.format(breaks="False"), encoding="utf-8")
+    file.write_text(STICKY.format(breaks="False", backward_breaks="False"), encoding="utf-8")
     backend: Any = load(str(file))
     contract = contract_of(backend, str(file), "cuda")
+    calls: list[int] = []
+
+    def raises_at_first() -> None:
+        calls.append(1)
+        if len(calls) <= 2:
+            raise RuntimeError("a call of another operation")
+
+    contract.health.restart = lambda: ""
+    contract.health.remember(0, raises_at_first)
+    case = Case("dot_scores", "float32", ("operation.rejection",))
+    (result,) = judge(backend, contract, case, PROFILES["quick"], device="cuda")
+    assert len(calls) > 2
+    assert result.status is Status.PASSED
+
+
+@pytest.mark.parametrize("breaks", ["False", "rejected"])
+def test_without_restart_an_expected_raise_is_blamed_only_if_its_own_operation_raises_then(
+    tmp_path: Path, breaks: str
+) -> None:
+    file = tmp_path / "sticky.py"
+    file.write_text(STICKY.format(breaks=breaks, backward_breaks="False"), encoding="utf-8")
+    backend: Any = load(str(file))
+    contract = contract_of(backend, str(file), "cuda")
+
+    def raises_by_itself() -> None:
+        raise RuntimeError("a call of another operation")
+
+    contract.health.remember(0, raises_by_itself)
+    case = Case("dot_scores", "float32", ("operation.rejection",))
+    (result,) = judge(backend, contract, case, PROFILES["quick"], device="cuda")
+    assert result.status is (Status.PASSED if breaks == "False" else Status.FAILED)
+    assert bool(contract.health.broken) is (breaks == "rejected")
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_backward_pass_that_breaks_later_ones_is_blamed_alone(tmp_path: Path, in_process: bool) -> None:
+    laws = ("operation.oracle", "operation.gradient", "training.linear-in-cotangent")
+    results = results_of(
+        tmp_path, "False", "dot_scores", "softmax", in_process=in_process, laws=laws, backward_breaks="many_keys"
+    )
+    violated = [r for by_law in results.values() for r in by_law.values() if r.violates]
+    assert [(r.operation, r.law) for r in violated] == [("dot_scores", "operation.gradient")]
+    assert MESSAGE in violated[0].message
+    assert ("this process cannot be restarted: run with --isolated" if in_process else LASTING) in violated[0].message
+    others = {r.status for by_law in results.values() for r in by_law.values()} - {Status.FAILED}
+    assert others == ({Status.LOST} if in_process else {Status.PASSED})
+
+
+def test_backward_passes_that_always_break_later_ones_spoil_no_other_operation(tmp_path: Path) -> None:
+    laws = ("operation.oracle", "operation.gradient")
+    breaks = "operation == 'dot_scores'"
+    results = results_of(tmp_path, "False", "dot_scores", "softmax", laws=laws, backward_breaks=breaks)
+    assert [r.law for r in results["dot_scores"].values() if r.violates] == ["operation.gradient"]
+    assert {r.status for r in results["softmax"].values()} == {Status.PASSED}
+
+
+def test_a_call_that_raises_now_and_then_has_not_broken_the_process() -> None:
     calls: list[int] = []
 
     def raises_once() -> None:
         calls.append(1)
         if len(calls) == 1:
-            raise RuntimeError("a call of another operation")
+            raise RuntimeError("now and then")
 
-    contract.health.restart = lambda: ""
-    contract.health.remember(0, raises_once)
-    case = Case("dot_scores", "float32", ("operation.rejection",))
-    (result,) = judge(backend, contract, case, PROFILES["quick"], device="cuda")
-    assert len(calls) > 1
-    assert result.status is Status.PASSED
+    health = Health()
+    health.remember(1, raises_once)
+    health.note("raised ValueError", None)
+    assert not health.broke({FORWARD: raises_once}, "softmax")
 
 
 def test_a_raise_without_consequences_breaks_nothing() -> None:
@@ -181,7 +263,7 @@ def test_a_raise_without_consequences_breaks_nothing() -> None:
 
     health = Health(restart=restart)
     health.note("raised ValueError", None)
-    assert not health.broke(lambda: None, "softmax")
+    assert not health.broke({FORWARD: lambda: None}, "softmax")
     assert health.answers()
     assert (restarts, health.breaks) == ([], 0)
 
@@ -200,5 +282,5 @@ def test_an_operation_of_which_no_call_works_is_restarted_once() -> None:
 
     for _ in range(3):
         health.note("raised NotImplementedError", None)
-        assert not health.broke(raises, "softmax")
+        assert not health.broke({FORWARD: raises}, "softmax")
     assert (len(restarts), health.breaks) == (1, 0)

@@ -68,25 +68,25 @@ def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int
     if subject.health.broken:
         return None, False, 0.0, 0
     outcome = _outcome(subject, check, arguments, seed)
-    lasting = _lasting(subject, arguments)
+    lasting = _lasting(subject, arguments, expected=outcome[0] is None)
     if lasting is not None and outcome[0] is None and not subject.health.broken:
         # The law holds: perhaps not its raise is to blame, but the call that had worked before.
         outcome = _outcome(subject, check, arguments, seed)
-        again = _lasting(subject, arguments)
+        again = _lasting(subject, arguments, expected=outcome[0] is None)
         if again is None:
             subject.health.distrust()
         lasting = again
     return outcome if lasting is None else (lasting, True, subject.ratio, subject.not_judged)
 
 
-def _lasting(subject: Subject, arguments: Arguments) -> Violation | None:
+def _lasting(subject: Subject, arguments: Arguments, *, expected: bool) -> Violation | None:
     """Return the violation by a raise that broke the backend's process; None without one."""
     health = subject.health
-    raised, lasts = health.raised, health.broke(subject.smallest_call, subject.operation.name)
+    raised, lasts = health.raised, health.broke(subject.smallest_calls, subject.operation.name, expected=expected)
     health.raised = None
     if raised is None or not lasts:
         return None
-    message, raised_at = raised
+    message, raised_at, _ = raised
     end = f"and {health.unmended}" if health.broken else "until the process was restarted"
     return Violation(message + LASTING + end, reason=Reason.RAISED, arguments=raised_at or arguments, lasting=True)
 

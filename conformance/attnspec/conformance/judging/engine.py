@@ -50,7 +50,7 @@ MAX_BREAKS = 16
 
 BROKEN_BEFORE = f"{UNJUDGED}an earlier call broke the process of the backend: "
 BROKEN_OFTEN = f"{UNJUDGED}the operation was stopped after its calls had broken the process {MAX_BREAKS} times"
-FORMULA_BREAKS = f"{UNJUDGED}its calls break the process of the backend, with arrays on which {FORMULA} does so, too"
+ROOT_BREAKS = f"{UNJUDGED}its calls break the process of the backend, with arrays on which {{}} does so, too"
 """Messages of laws without a verdict after raises that broke the backend's process."""
 
 NO_OUTCOME: CheckOutcome = (None, False, 0.0, 0)
@@ -121,7 +121,7 @@ class _LawProgress:
 
     ``position`` is its index among all laws of the operation, selected or not: a selection changes no examples.
     ``failure`` holds the violated check, its arguments, the violation and the seed. Counts are as in ``Comparisons``.
-    ``formula_broke``: an example was skipped because a plain call with its arrays breaks the backend's process.
+    ``broken_by``: the formula or its gradient, if examples were skipped because its plain calls break the process.
     """
 
     law: str
@@ -134,7 +134,7 @@ class _LawProgress:
     ratio: float = 0.0
     failure: tuple[Check, Arguments, Violation, int] | None = None
     own_error: str = ""
-    formula_broke: bool = False
+    broken_by: str = ""
 
     @property
     def undecided(self) -> bool:
@@ -206,8 +206,7 @@ class _Run:
         step = partial(attempt, self.subject, check, arguments, seed)
         outcome, progress.own_error = contained(f"checking {progress.law}", step, NO_OUTCOME)
         violation, applies, ratio, not_judged = outcome
-        if violation is not None and violation.lasting and self._formula_breaks_too(check, violation, seed):
-            progress.formula_broke = True
+        if violation is not None and violation.lasting and self._formula_breaks_too(progress, check, violation, seed):
             return
         progress.examples += applies
         progress.ratio = max(progress.ratio, ratio)
@@ -236,14 +235,15 @@ class _Run:
                 self._fail(progress, formula, plain, failure, seed)
                 return
 
-    def _formula_breaks_too(self, check: Check, violation: Violation, seed: int) -> bool:
+    def _formula_breaks_too(self, progress: _LawProgress, check: Check, violation: Violation, seed: int) -> bool:
         """Fail the formula, not the law, if a plain call breaks the process as well."""
-        for progress, plain in self._formula_calls(check, violation):
-            formula = progress.checks[0]
+        for root, plain in self._formula_calls(check, violation):
+            formula = root.checks[0]
             failure, *_ = attempt_once(self.subject, formula, plain, seed)
             if failure is not None and failure.lasting:
-                if progress.failure is None:
-                    self._fail(progress, formula, plain, failure, seed)
+                if root.failure is None:
+                    self._fail(root, formula, plain, failure, seed)
+                progress.broken_by = root.law
                 return True
         return False
 
@@ -331,8 +331,8 @@ def judge(
             run.laws[law] = violated.get(law) or _LawProgress(law, law_checks, positions[law])
     # Without a restart, a lasting raise is recognised only by a call that worked before.
     if device != "cpu" and subject.health.restart is None:
-        mark(FORMULA, "a call with the smallest arrays")
-        subject.health.try_smallest(subject.smallest_call)
+        mark(FORMULA, "calls with the smallest arrays")
+        subject.health.try_smallest(subject.smallest_calls)
     explore = partial(_explore, run, stable_seed(seed, case.operation, case.dtype))
     _, own_error = contained(f"judging {case.id}", explore, None)
     for law, progress in run.laws.items():
@@ -422,7 +422,7 @@ def _check_example(run: _Run, example: Example, index: int, *, first: bool = Fal
             if not (due and run.includes(check) and progress.undecided):
                 continue
             if breaks and not check.once:
-                progress.formula_broke = True
+                progress.broken_by = FORMULA
                 continue
             run.mark(progress.law, example)
             run.check(progress, check, arguments, example.seed)
@@ -463,10 +463,10 @@ def _verdict(run: _Run, case: Case, law: str, progress: _LawProgress) -> Result:
     )
     if progress.own_error:
         return replace(result, status=Status.LOST, reason=OWN_ERROR, message=progress.own_error)
-    skipped = progress.formula_broke and not progress.examples
+    skipped = progress.broken_by and not progress.examples
     if progress.failure is None and (skipped or run.given_up):
         health = run.subject.health
-        message = FORMULA_BREAKS if skipped else f"{BROKEN_BEFORE}{health.broken}" if health.broken else BROKEN_OFTEN
+        message = ROOT_BREAKS.format(progress.broken_by) if skipped else f"{BROKEN_BEFORE}{health.broken}" if health.broken else BROKEN_OFTEN
         return replace(result, status=Status.LOST, reason=BROKEN, message=message)
     if progress.failure is None:
         if law == FORMULA and progress.examples and not progress.informative:

@@ -3,18 +3,29 @@
 After an illegal memory access, every later call of the same process to CUDA raises. Laws must not be blamed for that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import inf
+from typing import NamedTuple
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 
 Call = Callable[[], object]
 
+FORWARD, BACKWARD = "forward", "backward"
+"""Kinds of calls: of operations, and of their gradients. One kind may break alone."""
+
 NO_RESTART = "this process cannot be restarted: run with --isolated"
 STILL_RAISES = "a new process did not help"
 """Reasons for which no restart helps."""
+
+
+class NotedRaise(NamedTuple):
+    """A call that raised: message, arguments, kind."""
+
+    message: str
+    arguments: Arguments | None
+    kind: str
 
 
 @dataclass
@@ -22,85 +33,91 @@ class Health:
     """The health of a backend in its process.
 
     ``restart`` starts that process anew and returns why it failed, or nothing; None if that is impossible. ``raised``:
-    message and arguments of the first call that raised since the last look. ``breaks`` counts lasting raises of a case.
-    ``broken``: message of a lasting raise after which no later call can be judged; ``unmended`` says why no restart
-    helps.
+    the first call that raised since the last look. ``breaks`` counts lasting raises of a case. ``broken``: message of a
+    lasting raise after which no later call can be judged; ``unmended`` says why no restart helps.
     """
 
     restart: Callable[[], str] | None = None
-    raised: tuple[str, Arguments | None] | None = None
+    raised: NotedRaise | None = None
     breaks: int = 0
     broken: str = ""
     unmended: str = ""
-    _call: Call | None = None
-    _elements: float = inf
-    _never_worked: set[str] = field(default_factory=set)
-    _doubtful: bool = False  # a call raised, and no other has worked since
+    _calls: dict[str, tuple[float, Call]] = field(default_factory=dict)
+    _never_worked: set[tuple[str, str]] = field(default_factory=set)
+    _doubtful: set[str] = field(default_factory=set)  # kinds of calls of which one raised, and none is stored
 
-    def note(self, message: str, arguments: Arguments | None) -> None:
+    def note(self, message: str, arguments: Arguments | None, kind: str = FORWARD) -> None:
         """Store a call that raised, unless an earlier one is stored."""
-        self.raised = self.raised or (message, arguments)
+        self.raised = self.raised or NotedRaise(message, arguments, kind)
 
-    def remember(self, elements: float, call: Call) -> None:
-        """Store a call that worked, if it is the smallest so far."""
-        if elements < self._elements:
-            self._elements, self._call = elements, call
+    def remember(self, elements: float, call: Call, kind: str = FORWARD) -> None:
+        """Store a call that worked, if it is the smallest of its kind so far."""
+        if kind not in self._calls or elements < self._calls[kind][0]:
+            self._calls[kind] = elements, call
 
-    def try_smallest(self, smallest: Call) -> None:
-        """Store a call, if it works and no other is stored."""
-        if self._call is None and _works(smallest):
-            self.remember(0, smallest)
+    def try_smallest(self, smallest: Mapping[str, Call]) -> None:
+        """Store calls that work, by kind, where no other is stored."""
+        for kind, call in smallest.items():
+            if kind not in self._calls and _works(call):
+                self.remember(0, call, kind)
 
     def answers(self) -> bool:
-        """Return whether a stored call still works."""
-        return self._call is not None and _works(self._call)
+        """Return whether there are stored calls, and all of them still work."""
+        return bool(self._calls) and all(_works(call) for _, call in self._calls.values())
 
     def renew(self) -> bool:
-        """Restart the process; return whether the stored call works then, if there is one."""
+        """Restart the process; return whether the stored calls work then."""
         failure = NO_RESTART if self.restart is None else self.restart()
-        works = not failure and (self._call is None or self.answers())
+        works = not failure and (not self._calls or self.answers())
         self.unmended = "" if works else failure or STILL_RAISES
         return works
 
     def start_case(self) -> None:
-        """Restart the process if a call has raised, and the stored call now raises, too."""
-        if not self.broken and (self.raised is not None or self._doubtful) and not self.answers():
+        """Restart the process if a call has raised that may have broken it."""
+        suspected = self.raised is not None or self._doubtful
+        if not self.broken and suspected and (self._doubtful - self._calls.keys() or not self.answers()):
             self.broken = "" if self.renew() else self.unmended
-        self.raised, self.breaks, self._doubtful = None, 0, False
+        self.raised, self.breaks, self._doubtful = None, 0, set()
 
     def distrust(self) -> None:
-        """Forget the stored call: it raised after a raise that was not to blame."""
-        self._call, self._elements, self.raised = None, inf, None
+        """Forget the stored calls: one raised after a raise that was not to blame."""
+        self._calls, self.raised = {}, None
         self.breaks -= 1
 
-    def broke(self, smallest: Call, operation: str) -> bool:
+    def broke(self, smallest: Mapping[str, Call], operation: str, *, expected: bool = False) -> bool:
         """Return whether the stored raise was lasting; if so, restart the process, if possible.
 
-        A call that worked before is repeated. If there is none, ``smallest``, a call of ``operation``, must raise here
-        and work in a new process.
+        Calls that worked before are repeated. If there is none of the kind that raised, that of ``smallest``, a call of
+        ``operation``, must raise here and work in a new process. An ``expected`` raise, where no restart is possible,
+        is lasting only if that smallest call raises, too: a stored call may have begun to raise by itself.
         """
         if self.raised is None:
             return False
-        known = self._call is not None
-        if not known and operation in self._never_worked:
-            self._doubtful = True
+        kind = self.raised.kind
+        first, tried = {kind: smallest[kind]}, (operation, kind) in self._never_worked
+        if not tried:
+            self.try_smallest(first)
+        if kind not in self._calls:
+            self._doubtful.add(kind)
+        lasts = bool(self._calls) and not self.answers()
+        if lasts and expected and self.restart is None and _works(smallest[kind]):
+            self._calls = {}
             return False
-        self.try_smallest(smallest)
-        if self.answers():
+        if not lasts and (kind in self._calls or tried):
             return False
         works = self.renew()
-        if not known and (works or self.restart is None):
+        if not lasts and (works or self.restart is None):
             if works:
-                self.try_smallest(smallest)
-            if self._call is None:
-                self._never_worked.add(operation)
-                self._doubtful = True
+                self.try_smallest(first)
+            if kind not in self._calls:
+                self._never_worked.add((operation, kind))
                 return False
         self.breaks += 1
         if not works:
-            self.broken = f"{self.raised[0]}; {self.unmended}"
+            self.broken = f"{self.raised.message}; {self.unmended}"
         return True
 
 
 def _works(call: Call) -> bool:
-    return not isinstance(call_safely(call), Raised)
+    """Return whether a call works, at once or when repeated: some backends raise now and then."""
+    return any(not isinstance(call_safely(call), Raised) for _ in range(2))

@@ -14,7 +14,7 @@ from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent, widen
 from attnspec.conformance.judging.foreign_calls import Raised, RemoteOperation, call_safely, in_thread, placed
-from attnspec.conformance.judging.health import Health
+from attnspec.conformance.judging.health import BACKWARD, FORWARD, Call, Health
 from attnspec.conformance.judging.left_open import with_exact_infinities, with_open_choices, with_unspecified
 from attnspec.conformance.judging.left_out import demand_declared, raises_without_keys
 from attnspec.conformance.judging.profiles import PROFILES, Profile
@@ -204,14 +204,16 @@ class Subject(Comparisons):
             raise Violation(f"raised {result.message}", reason=Reason.RAISED)
         return result
 
-    def noted(self, outcome: Any, what: str = "raised", arguments: Arguments | None = None) -> Any:
-        """The outcome of a call; if the backend raised, its health remembers it."""
+    def noted(
+        self, outcome: Any, what: str = "raised", arguments: Arguments | None = None, kind: str = FORWARD
+    ) -> Any:
+        """The outcome of a call of some kind; if the backend raised, its health remembers it."""
         if isinstance(outcome, Raised):
             error = outcome.error
             if not isinstance(error, Violation):
-                self.health.note(f"{what} {outcome.message}", arguments or self.passed)
+                self.health.note(f"{what} {outcome.message}", arguments or self.passed, kind)
             elif error.reason is Reason.RAISED:
-                self.health.note(error.message, arguments or self.passed)
+                self.health.note(error.message, arguments or self.passed, kind)
         return outcome
 
     def result_or_raised(self, inputs: Mapping[str, Any]) -> Any:
@@ -259,19 +261,36 @@ class Subject(Comparisons):
             raise Violation(f"raised {arrays.message}", reason=Reason.RAISED, arguments=arguments)
         for leaf in self.operation.outputs:
             self._demand_numbers(leaf, arrays[leaf.path], arguments)
-        sizes = [x.size for x in arguments.arrays.values()]
-        if inputs is None and sizes and all(sizes):  # an empty call may leave the device alone
-            self.health.remember(sum(sizes), lambda: self.repeat(arguments))
+        if inputs is None:
+            self._remember(arguments, lambda: self.repeat(arguments), FORWARD)
         return cast(Results, arrays)
+
+    def _remember(self, arguments: Arguments, call: Call, kind: str) -> None:
+        sizes = [x.size for x in arguments.arrays.values()]
+        if sizes and all(sizes):  # an empty call may leave the device alone
+            self.health.remember(sum(sizes), call, kind)
 
     def repeat(self, arguments: Arguments) -> Results:
         """The arrays of a call that no law judges; exceptions propagate."""
         return self.numpy_arrays(self.invoke(self.converted(arguments)))
 
-    def smallest_call(self) -> Results:
-        """The arrays of a call with zeros of size 1, or else 2; exceptions propagate."""
-        first = call_safely(lambda: self.repeat(self.zeros(1)))  # a backend may refuse odd sizes
-        return self.repeat(self.zeros(2)) if isinstance(first, Raised) else cast(Results, first)
+    def repeat_vjp(self, arguments: Arguments, cotangents: Results | None = None) -> Results:
+        """The gradients of a call that no law judges, by default for ones; exceptions propagate."""
+        if cotangents is None:
+            leaves = (leaf for leaf in self.operation.outputs if leaf.kind is Kind.FLOAT)
+            cotangents = {leaf.path: self.exact(np.ones(arguments.binding.shape(leaf))) for leaf in leaves}
+        return self._numpy_gradients(self._vjp_call(arguments, cotangents))
+
+    @property
+    def smallest_calls(self) -> dict[str, Call]:
+        """Calls with zeros of size 1, or else 2, by kind; exceptions propagate."""
+
+        def smallest(repeat: Callable[[Arguments], Results]) -> Results:
+            first = call_safely(lambda: repeat(self.zeros(1)))  # a backend may refuse odd sizes
+            return repeat(self.zeros(2)) if isinstance(first, Raised) else cast(Results, first)
+
+        calls: dict[str, Call] = {FORWARD: lambda: smallest(self.repeat)}
+        return calls | {BACKWARD: lambda: smallest(self.repeat_vjp)} if self.has_gradients else calls
 
     def _demand_numbers(self, leaf: Leaf, x: Any, arguments: Arguments) -> None:
         title = self.title_of(leaf)
@@ -306,16 +325,27 @@ class Subject(Comparisons):
         ``inputs``: the arguments as backend arrays, by default new ones.
         """
         widen(self.extent, arguments)
+        gradients = self.gradients_of(self._vjp_call(arguments, cotangents, inputs), arguments)
+        if inputs is None:
+            self._remember(arguments, lambda: self.repeat_vjp(arguments, cotangents), BACKWARD)
+        return gradients
+
+    def _vjp_call(
+        self, arguments: Arguments, cotangents: Results, inputs: Mapping[str, Any] | None = None
+    ) -> Callable[[], Mapping[str, Any]]:
         inputs = self.converted(arguments) if inputs is None else inputs
         cotangent = self.like_result(cotangents, arguments)
-        return self.gradients_of(lambda: self.backend.vjp(self.operation.name, inputs, cotangent), arguments)
+        return lambda: cast("Mapping[str, Any]", self.backend.vjp(self.operation.name, inputs, cotangent))
+
+    def _numpy_gradients(self, call: Callable[[], Mapping[str, Any]]) -> Results:
+        return {path: self.to_numpy(g) for path, g in call().items()}
 
     def gradients_of(
         self, call: Callable[[], Mapping[str, Any]], arguments: Arguments, wanted: Collection[str] | None = None
     ) -> Results:
         """The ``wanted`` (or all) gradients that ``call`` returns; an exception is a violation."""
-        outcome = call_safely(lambda: {path: self.to_numpy(g) for path, g in call().items()})
-        gradients = self.noted(outcome, "vjp raised", arguments)
+        outcome = call_safely(lambda: self._numpy_gradients(call))
+        gradients = self.noted(outcome, "vjp raised", arguments, BACKWARD)
         if isinstance(gradients, Raised):
             raise Violation(f"vjp raised {gradients.message}", reason=Reason.RAISED, arguments=arguments)
         for leaf, x in (f for f in arguments.floats if wanted is None or f[0].path in wanted):
