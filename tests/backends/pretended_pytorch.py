@@ -8,6 +8,7 @@ from typing import Any
 
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import *  # noqa: F403
+from attnspec.backends.pytorch.runtime import on_cuda
 from tests.backends.pretended_cuda import PretendedTensor, pretended_cuda
 
 pretending = ExitStack()
@@ -16,6 +17,7 @@ atexit.register(pretending.close)  # while torch.library is still there
 
 name = "pytorch on a pretended GPU"
 limits = replace(pytorch.limits, devices=("cuda",))
+on_device = {"cuda": {"semantics": on_cuda.semantics()}}
 
 
 def to_numpy(array: Any) -> Any:  # type: ignore[no-redef]

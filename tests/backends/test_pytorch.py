@@ -4,7 +4,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType, SimpleNamespace, UnionType
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import attnspec.backends.pytorch as backend
+from attnspec.backends.pytorch.runtime.on_cuda import semantics as semantics_on_cuda
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import judged
@@ -1214,8 +1215,11 @@ def test_embed_supports_vmap_and_meta_and_refuses_unknown_tokens() -> None:
 
 
 def test_cuda_has_choices_of_its_own() -> None:
-    on_cpu, on_cuda = (Contract.of(backend, "pytorch", device).semantics for device in ("cpu", "cuda:1"))
-    assert set(backend.on_device["cuda"]["semantics"]) <= set(OPERATIONS)
+    declared = semantics_on_cuda()
+    both = SimpleNamespace(**vars(backend))  # as on a machine with a GPU
+    both.limits, both.on_device = replace(backend.limits, devices=("cpu", "cuda")), {"cuda": {"semantics": declared}}
+    on_cpu, on_cuda = (Contract.of(both, "pytorch", device).semantics for device in ("cpu", "cuda:1"))
+    assert declared.keys() <= OPERATIONS.keys()
     assert on_cuda["additive_attention"] == on_cpu["additive_attention"]
     assert on_cpu["self_attention"].masked_nonfinite == "excluded"
     assert on_cuda["self_attention"].masked_nonfinite == "propagates"
@@ -1225,7 +1229,12 @@ def test_cuda_has_choices_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("declared", "message"), [
-    ({"cuda": {"limits": {}}}, "on_device cuda: expected some of semantics, precision; got 'limits'"),
+    ({"cpu": {"limits": {}}}, "on_device cpu: expected some of semantics, precision; got 'limits'"),
+    (
+        {"cuda": {"semantics": {}}},
+        "on_device: expected one of cpu, the backend's limits; got 'cuda'; "
+        'declare limits = {"devices": ("cpu", "cuda")} to judge it there',
+    ),
     ({"cuda": None}, "on_device: expected a mapping of devices to declarations; got {'cuda': None}"),
 ])  # fmt: skip
 def test_declarations_by_device_are_checked(declared: Any, message: str) -> None:

@@ -5,15 +5,20 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from attnspec.conformance.inputs.corners import corners
+from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.client import HostEnded
 from attnspec.conformance.remote.clock import COMPILING, REPORTED, FirstCall
+from attnspec.conformance.remote.description import contract_from
 from attnspec.conformance.running.compiling import Notice, compiling
+from attnspec.conformance.running.settings import Settings
+from attnspec.conformance.running.suite import run_case
 from attnspec.spec import OPERATIONS, Limits
 
 COMPILES = """
@@ -67,6 +72,25 @@ def test_only_first_calls_with_new_shapes_have_a_time_limit_of_their_own(tmp_pat
 @pytest.mark.parametrize(("new_shapes", "status"), [("cheap", "failed"), ("expensive", "passed")])
 def test_one_long_compilation_is_no_hang_if_it_is_declared(tmp_path: Path, new_shapes: str, status: str) -> None:
     assert statuses(tmp_path, new_shapes, 2.0, "operation.dtype") == {"operation.dtype": status}
+
+
+def test_a_first_call_that_hangs_is_reported_with_the_time_that_it_was_allowed(tmp_path: Path) -> None:
+    """The quarter of a second of a usual check, times 8 for declared expensive shapes."""
+    file = tmp_path / "compiles.py"
+    file.write_text(COMPILES.format(new_shapes="expensive", seconds=600), encoding="utf-8")
+    backend = RemoteBackend(str(file), "cpu", hang_after=0.25)
+    recorded: dict[str, Any] = {}
+    try:
+        contract = contract_from(dict(backend.await_declarations(60.0)), str(file))
+        case, settings = Case("dot_scores", "float32", ("operation.oracle",)), Settings(hang_after=0.25)
+        with pytest.raises(pytest.fail.Exception):
+            run_case(backend, contract, case, settings, recorded.__setitem__)
+    finally:
+        backend.close()
+    (result,) = recorded["attnspec"]
+    assert result["reason"] == "hung"
+    assert result["message"] == "the backend did not answer within 2 s"
+    assert "hang_after=2)" in result["counterexample"]["snippet"]
 
 
 @pytest.mark.parametrize("most", [12, 60])

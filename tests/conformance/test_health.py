@@ -140,6 +140,13 @@ def test_a_lasting_raise_is_blamed_on_the_call_that_caused_it(tmp_path: Path, la
     assert np.shape(result.counterexample["arguments"]["key"]) == (128, 1)
 
 
+def test_a_raise_after_which_calls_end_the_process_is_blamed_alone(tmp_path: Path) -> None:
+    results = results_of(tmp_path, f"{MANY_KEYS} or (broken and os._exit(4))", "dot_scores", "softmax")
+    violated = [r for by_law in results.values() for r in by_law.values() if r.violates]
+    assert [(r.operation, r.law, r.reason) for r in violated] == [("dot_scores", "operation.oracle", "raised")]
+    assert LASTING in violated[0].message
+
+
 def test_a_raise_that_a_law_expects_is_blamed_too_if_it_lasts(tmp_path: Path) -> None:
     results = results_of(tmp_path, "rejected", "dot_scores", "softmax")
     assert [r for r in results["softmax"].values() if r.violates] == []

@@ -33,12 +33,12 @@ INCIDENTS = (
 
 @pytest.fixture
 def incidents() -> Incidents:
-    return Incidents(10.0)
+    return Incidents()
 
 
 def record_crash(incidents: Incidents, law: str, example: object = "an input", dtype: str = "float64") -> Result | None:
     incidents.begin("dot_scores", dtype, law, example)
-    return incidents.record("dot_scores", dtype, hung=False)
+    return incidents.record("dot_scores", dtype, hung_after=None)
 
 
 # Incidents ------------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def test_a_crash_is_recorded_with_its_input(incidents: Incidents) -> None:
 
 def test_a_hang_is_recorded_with_its_time_limit(incidents: Incidents) -> None:
     incidents.begin("dot_scores", "float64", ORACLE, "an input")
-    result = incidents.record("dot_scores", "float64", hung=True)
+    result = incidents.record("dot_scores", "float64", hung_after=10.0)
     assert result is not None
     assert (result.reason, result.message) == ("hung", "the backend did not answer within 10 s at the input an input")
 
@@ -84,22 +84,22 @@ def test_a_law_is_tried_again_after_its_first_hang(incidents: Incidents) -> None
     assert not incidents.retry_after_hang("dot_scores", "float64")
     incidents.begin("dot_scores", "float64", ORACLE, "an input")
     assert incidents.retry_after_hang("dot_scores", "float64")  # and forgets the check, so that nothing is recorded
-    assert incidents.record("dot_scores", "float64", hung=True) is None
+    assert incidents.record("dot_scores", "float64", hung_after=10.0) is None
     incidents.begin("dot_scores", "float64", ORACLE, "an input")
     assert not incidents.retry_after_hang("dot_scores", "float64")
-    assert incidents.record("dot_scores", "float64", hung=True) is not None
+    assert incidents.record("dot_scores", "float64", hung_after=10.0) is not None
 
 
 def test_nothing_is_recorded_before_the_first_check(incidents: Incidents) -> None:
-    assert incidents.record("dot_scores", "float64", hung=False) is None
+    assert incidents.record("dot_scores", "float64", hung_after=None) is None
     incidents.begin("dot_scores", "float32", ORACLE, "an input")
-    assert incidents.record("dot_scores", "float64", hung=False) is None
+    assert incidents.record("dot_scores", "float64", hung_after=None) is None
     assert incidents.verdicts("dot_scores", "float64") == {}
 
 
 def test_an_incident_is_recorded_once(incidents: Incidents) -> None:
     assert record_crash(incidents, ORACLE) is not None
-    assert incidents.record("dot_scores", "float64", hung=False) is None
+    assert incidents.record("dot_scores", "float64", hung_after=None) is None
     assert record_crash(incidents, ORACLE, "another input") is None
     assert record_crash(incidents, DTYPE, "another input") is not None
     assert list(incidents.verdicts("dot_scores", "float64")) == [ORACLE, DTYPE]

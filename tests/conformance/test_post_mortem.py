@@ -63,13 +63,13 @@ def test_the_end_of_a_process_is_described(work: Callable[[], Any], message: str
 
 
 def examine_crash(
-    folder: Path, end: str, law: str, example: object, *, hung: bool = False, more: str = ""
+    folder: Path, end: str, law: str, example: object, *, hung_after: float | None = None, more: str = ""
 ) -> tuple[Incidents, Result]:
     """Incidents and the examined result of a case whose backend's process ended at a law."""
     (folder / "crashing.py").write_text(BACKEND.format(end=end) + more, encoding="utf-8")
-    incidents = Incidents(1.0)
+    incidents = Incidents()
     incidents.begin("dot_scores", "float64", law, example)
-    assert incidents.record("dot_scores", "float64", hung=hung) is not None
+    assert incidents.record("dot_scores", "float64", hung_after=hung_after) is not None
     case, settings = Case("dot_scores", "float64", (law,)), Settings(hang_after=1.0)
     results = with_crashing_inputs(incidents, str(folder / "crashing.py"), case, settings)
     assert results == incidents.verdicts("dot_scores", "float64")
@@ -136,13 +136,13 @@ def test_a_crash_on_a_device_that_forks_cannot_use_has_the_smallest_input_and_a_
 
 
 def test_a_hang_has_the_input_and_a_script_that_ends(tmp_path: Path) -> None:
-    _, result = examine_crash(tmp_path, "time.sleep(600)", "operation.oracle", LARGE, hung=True)
-    assert (result.reason, result.message) == ("hung", "the backend did not answer within 1 s")
+    _, result = examine_crash(tmp_path, "time.sleep(600)", "operation.oracle", LARGE, hung_after=2.0)
+    assert (result.reason, result.message) == ("hung", "the backend did not answer within 2 s")
     assert result.counterexample is not None
     assert len(result.counterexample["arguments"]["key"][0]) == 17
     done = run_snippet(result, tmp_path)
     assert done.returncode == 1
-    assert "the backend did not answer within 1 s" in done.stdout
+    assert "the backend did not answer within 2 s" in done.stdout
 
 
 # A backend that no longer crashes; a stage, which is no input that a script could repeat.

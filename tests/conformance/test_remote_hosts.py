@@ -244,7 +244,7 @@ def test_a_violation_before_a_failed_pipelined_call_stands(monkeypatch: pytest.M
         return reference.dot_scores(query, key) + (len(calls) == 1)
 
     host = SimpleNamespace(start_check=lambda: None, start_case=lambda: None)
-    backend: Any = SimpleNamespace(name="once", dot_scores=dot_scores, incidents=Incidents(20.0), host=host)
+    backend: Any = SimpleNamespace(name="once", dot_scores=dot_scores, incidents=Incidents(), host=host)
 
     def judging(*arguments: Any, mark: Mark, **options: Any) -> list[Result]:
         def interrupted(law: str, example: Any) -> None:
@@ -319,8 +319,8 @@ def hangs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Clock, list[tuple[float,
         monkeypatch.setattr(clocks, "time", SimpleNamespace(monotonic=lambda: next(times)))
         monkeypatch.setattr(clocks, "usage", lambda pid: next(uses))
 
-        def hung(message: str) -> NoReturn:
-            raise Hung(message)
+        def hung(seconds: float) -> NoReturn:
+            raise Hung(seconds)
 
         look = Watch(1, clock, hung).look
         try:

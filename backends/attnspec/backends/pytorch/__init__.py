@@ -49,7 +49,7 @@ def _version(package: str) -> str:
 name = "pytorch"
 limits = Limits(dtypes=("float64", "float32", "bfloat16", "float16"), devices=devices())
 semantics = Semantics()
-on_device = {"cuda": {"semantics": on_cuda.semantics()}}
+on_device = {kind: {"semantics": on_cuda.semantics()} for kind in devices() if kind == "cuda"}
 precision = {"float64": "ieee64", "float32": "ieee32", "bfloat16": "mixed-bfloat16", "float16": "mixed-float16"}
 notes = {
     "additive attention": ", ".join(

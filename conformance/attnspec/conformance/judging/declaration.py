@@ -50,7 +50,7 @@ class Contract:
         if not isinstance(notes, Mapping):
             raise ValueError(f"notes: expected a mapping of strings; got {type(notes).__name__}")
         limits = Limits.of(getattr(backend, "limits", None))
-        on_device = _declared_on(backend, limits.chosen_device(device))
+        on_device = _declared_on(backend, limits, device)
         known_features = {feature for o in OPERATIONS.values() for feature in o.features}
         _demand_known("limits features", "names of features", limits.features or (), known_features)
         _demand_known("limits dtypes_by_operation", "names of operations", dict(limits.dtypes_by_operation), OPERATIONS)
@@ -74,13 +74,16 @@ def _demand_known(field: str, kind: str, names: Iterable[str], known: Collection
             raise ValueError(f"{field}: expected {kind}, such as {near}; got {name!r}")
 
 
-def _declared_on(backend: Any, device: str) -> dict[str, Any]:
+def _declared_on(backend: Any, limits: Limits, device: str) -> dict[str, Any]:
     """``semantics`` and ``precision``: those of ``on_device`` for this kind of device, else the backend's own."""
     on_device = getattr(backend, "on_device", None) or {}
     if not isinstance(on_device, Mapping) or not all(isinstance(x, Mapping) for x in on_device.values()):
         raise ValueError(f"on_device: expected a mapping of devices to declarations; got {on_device!r}")
     for kind, declared in on_device.items():
+        if kind not in limits.devices:
+            message = f"on_device: expected one of {', '.join(limits.devices)}, the backend's limits; got {kind!r}"
+            raise ValueError(f"{message}; declare {limits.declaration_with('devices', kind)} to judge it there")
         if unknown := set(declared) - set(BY_DEVICE):
             raise ValueError(f"on_device {kind}: expected some of {', '.join(BY_DEVICE)}; got {min(unknown)!r}")
     own = {name: getattr(backend, name, None) for name in BY_DEVICE}
-    return own | dict(on_device.get(device.partition(":")[0], {}))
+    return own | dict(on_device.get(limits.chosen_device(device).partition(":")[0], {}))

@@ -16,6 +16,7 @@ from attnspec.conformance.judging.attempt import CheckOutcome, attempt, attempt_
 from attnspec.conformance.judging.checks import CHECKS, Check
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent
+from attnspec.conformance.judging.health import BACKWARD, FORWARD
 from attnspec.conformance.judging.own_errors import Containment, contained, joined
 from attnspec.conformance.judging.profiles import CALLING_CHAPTERS, FORMULA, GRADIENT, STATE_LAWS, Effort, Profile
 from attnspec.conformance.judging.reduction import reduce_arguments, reduce_to_zeros
@@ -332,7 +333,8 @@ def judge(
     # Without a restart, a lasting raise is recognised only by a call that worked before.
     if device != "cpu" and subject.health.restart is None:
         mark(FORMULA, "calls with the smallest arrays")
-        subject.health.try_smallest(subject.smallest_calls)
+        kinds = (FORWARD, BACKWARD) if subject.has_gradients else (FORWARD,)
+        subject.health.try_smallest({kind: subject.smallest_calls[kind] for kind in kinds})
     explore = partial(_explore, run, stable_seed(seed, case.operation, case.dtype))
     _, own_error = contained(f"judging {case.id}", explore, None)
     for law, progress in run.laws.items():
@@ -432,10 +434,7 @@ def _check_example(run: _Run, example: Example, index: int, *, first: bool = Fal
 
 def _arguments_in_domain(subject: Subject, example: Example) -> tuple[Arguments, bool]:
     arguments = subject.arguments(example)
-    try:
-        return arguments, subject.in_domain(arguments)
-    except Violation:
-        return arguments, True
+    return arguments, subject.in_domain(arguments)
 
 
 def _formula_ratio(run: _Run, example: Example, arguments: Arguments | None) -> float:
@@ -465,8 +464,9 @@ def _verdict(run: _Run, case: Case, law: str, progress: _LawProgress) -> Result:
         return replace(result, status=Status.LOST, reason=OWN_ERROR, message=progress.own_error)
     skipped = progress.broken_by and not progress.examples
     if progress.failure is None and (skipped or run.given_up):
-        health = run.subject.health
-        message = ROOT_BREAKS.format(progress.broken_by) if skipped else f"{BROKEN_BEFORE}{health.broken}" if health.broken else BROKEN_OFTEN
+        broken = run.subject.health.broken
+        given_up = f"{BROKEN_BEFORE}{broken}" if broken else BROKEN_OFTEN
+        message = ROOT_BREAKS.format(progress.broken_by) if skipped else given_up
         return replace(result, status=Status.LOST, reason=BROKEN, message=message)
     if progress.failure is None:
         if law == FORMULA and progress.examples and not progress.informative:

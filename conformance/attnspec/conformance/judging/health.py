@@ -12,7 +12,7 @@ from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 
 Call = Callable[[], object]
 
-FORWARD, BACKWARD = "forward", "backward"
+FORWARD, BACKWARD = "forward pass", "backward pass"
 """Kinds of calls: of operations, and of their gradients. One kind may break alone."""
 
 NO_RESTART = "this process cannot be restarted: run with --isolated"
@@ -32,12 +32,14 @@ class NotedRaise(NamedTuple):
 class Health:
     """The health of a backend in its process.
 
-    ``restart`` starts that process anew and returns why it failed, or nothing; None if that is impossible. ``raised``:
-    the first call that raised since the last look. ``breaks`` counts lasting raises of a case. ``broken``: message of a
-    lasting raise after which no later call can be judged; ``unmended`` says why no restart helps.
+    ``restart`` starts that process anew and returns why it failed, or nothing; None if that is impossible. ``ended``:
+    exceptions of calls that ended the process. ``raised``: the first call that raised since the last look. ``breaks``
+    counts lasting raises of a case. ``broken``: message of a lasting raise after which no later call can be judged;
+    ``unmended`` says why no restart helps.
     """
 
     restart: Callable[[], str] | None = None
+    ended: tuple[type[BaseException], ...] = ()
     raised: NotedRaise | None = None
     breaks: int = 0
     broken: str = ""
@@ -58,12 +60,12 @@ class Health:
     def try_smallest(self, smallest: Mapping[str, Call]) -> None:
         """Store calls that work, by kind, where no other is stored."""
         for kind, call in smallest.items():
-            if kind not in self._calls and _works(call):
+            if kind not in self._calls and self._works(call):
                 self.remember(0, call, kind)
 
     def answers(self) -> bool:
         """Return whether there are stored calls, and all of them still work."""
-        return bool(self._calls) and all(_works(call) for _, call in self._calls.values())
+        return bool(self._calls) and all(self._works(call) for _, call in self._calls.values())
 
     def renew(self) -> bool:
         """Restart the process; return whether the stored calls work then."""
@@ -100,7 +102,7 @@ class Health:
         if kind not in self._calls:
             self._doubtful.add(kind)
         lasts = bool(self._calls) and not self.answers()
-        if lasts and expected and self.restart is None and _works(smallest[kind]):
+        if lasts and expected and self.restart is None and self._works(smallest[kind]):
             self._calls = {}
             return False
         if not lasts and (kind in self._calls or tried):
@@ -117,7 +119,9 @@ class Health:
             self.broken = f"{self.raised.message}; {self.unmended}"
         return True
 
-
-def _works(call: Call) -> bool:
-    """Return whether a call works, at once or when repeated: some backends raise now and then."""
-    return any(not isinstance(call_safely(call), Raised) for _ in range(2))
+    def _works(self, call: Call) -> bool:
+        """Return whether a call works, at once or when repeated: some backends raise now and then."""
+        try:
+            return any(not isinstance(call_safely(call), Raised) for _ in range(2))
+        except self.ended:
+            return False

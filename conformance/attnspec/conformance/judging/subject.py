@@ -204,9 +204,7 @@ class Subject(Comparisons):
             raise Violation(f"raised {result.message}", reason=Reason.RAISED)
         return result
 
-    def noted(
-        self, outcome: Any, what: str = "raised", arguments: Arguments | None = None, kind: str = FORWARD
-    ) -> Any:
+    def noted(self, outcome: Any, what: str = "raised", arguments: Arguments | None = None, kind: str = FORWARD) -> Any:
         """The outcome of a call of some kind; if the backend raised, its health remembers it."""
         if isinstance(outcome, Raised):
             error = outcome.error
@@ -289,8 +287,7 @@ class Subject(Comparisons):
             first = call_safely(lambda: repeat(self.zeros(1)))  # a backend may refuse odd sizes
             return repeat(self.zeros(2)) if isinstance(first, Raised) else cast(Results, first)
 
-        calls: dict[str, Call] = {FORWARD: lambda: smallest(self.repeat)}
-        return calls | {BACKWARD: lambda: smallest(self.repeat_vjp)} if self.has_gradients else calls
+        return {FORWARD: lambda: smallest(self.repeat), BACKWARD: lambda: smallest(self.repeat_vjp)}
 
     def _demand_numbers(self, leaf: Leaf, x: Any, arguments: Arguments) -> None:
         title = self.title_of(leaf)

@@ -38,7 +38,7 @@ class RemoteBackend:
     ) -> None:
         self.origin, self.device = origin, device
         self.left: list[str] = []
-        self.incidents = Incidents(hang_after)
+        self.incidents = Incidents()
         self._new_host = partial(
             HostProcess, origin, device, allowed=hang_after, path=[*path], ends_children=ends_children, sandbox=sandbox
         )

@@ -58,12 +58,13 @@ READ_ONLY_REQUESTS = {"read", "read_on", "converted", "attribute", "array"}
 class HostEnded(KeyboardInterrupt):
     """The backend's process has ended, or was ended because it did not answer.
 
-    It is a KeyboardInterrupt, so that code which catches a backend's exceptions lets it pass.
+    It is a KeyboardInterrupt, so that code which catches a backend's exceptions lets it pass. ``hung_after``: the time
+    limit in seconds that it exceeded, or None.
     """
 
-    def __init__(self, reason: Reason, description: str, left: list[str]) -> None:
+    def __init__(self, reason: Reason, description: str, left: list[str], hung_after: float | None) -> None:
         super().__init__(description)
-        self.reason, self.description, self.left = reason, description, left
+        self.reason, self.description, self.left, self.hung_after = reason, description, left, hung_after
 
 
 class PipelineFailed(KeyboardInterrupt):
@@ -153,20 +154,20 @@ class HostProcess:
             self.left += self.process.end(ends_children=self.ends_children)
         return self.left
 
-    def _ended(self, reason: Reason, description: str) -> HostEnded:
+    def _ended(self, reason: Reason, description: str, hung_after: float | None = None) -> HostEnded:
         # Killed too early, a process that is ending by itself would lose its exit status.
         if reason is Reason.CRASHED:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(1.0)
             if self.process.poll() is not None:
                 description = f"ended the process {self.process.ending}"
-        return HostEnded(reason, description, self.close())
+        return HostEnded(reason, description, self.close(), hung_after)
 
     def _watch(self, clock: Clock) -> Watch:
         return Watch(self.process.pid, clock, self._hung)
 
-    def _hung(self, description: str) -> NoReturn:
-        raise self._ended(Reason.HUNG, description)
+    def _hung(self, seconds: float) -> NoReturn:
+        raise self._ended(Reason.HUNG, f"did not answer within {seconds:g} s", seconds)
 
     # Requests ----------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class Deadline(Clock):
 class Watch:
     """Regular looks at a backend's process: has it used up its time?"""
 
-    def __init__(self, process: int, clock: Clock, hung: Callable[[str], NoReturn]) -> None:
+    def __init__(self, process: int, clock: Clock, hung: Callable[[float], NoReturn]) -> None:
         self.process, self.clock, self.hung = process, clock, hung
         self._at, self._used = time.monotonic(), -1.0
 
@@ -81,7 +81,7 @@ class Watch:
             self.look()
 
     def look(self) -> None:
-        """Add the time since the last look; raise by ``hung`` if it is up."""
+        """Add the time since the last look; raise by ``hung``, called with the limit, if it is up."""
         clock, now = self.clock, time.monotonic()
         since, self._at = now - self._at, now
         clock.passed += since
@@ -94,4 +94,4 @@ class Watch:
         else:
             clock.spent += since / WALL  # it may have waited for a processor: only wall time limits it
         if clock.over:
-            self.hung(f"did not answer within {clock.allowed:g} s")
+            self.hung(clock.allowed)

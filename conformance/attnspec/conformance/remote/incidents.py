@@ -34,12 +34,11 @@ def input_text(input_: Any) -> str:
 class Incidents:
     """Crashes and hangs by case, in the judge's memory, out of the backend's reach."""
 
-    def __init__(self, hang_after: float) -> None:
-        self.hang_after = hang_after
+    def __init__(self) -> None:
         self._current: tuple[str, str, str, object] | None = None
         self._retried: set[tuple[str, str, str]] = set()
         self._verdicts: dict[tuple[str, str], dict[str, Result]] = {}
-        self._inputs: dict[tuple[str, str, str], object] = {}
+        self._inputs: dict[tuple[str, str, str], tuple[object, float | None]] = {}
 
     def begin(self, operation: str, dtype: str, law: str, input_: object) -> None:
         """Store the check that begins: it is blamed if the process ends."""
@@ -54,22 +53,25 @@ class Incidents:
         self._current = None
         return True
 
-    def record(self, operation: str, dtype: str, *, hung: bool, left: Sequence[str] = ()) -> Result | None:
+    def record(
+        self, operation: str, dtype: str, *, hung_after: float | None, left: Sequence[str] = ()
+    ) -> Result | None:
         """Record the law at which the process ended or hung, and return its verdict.
 
-        ``left`` names processes that it left running. None if no law can be blamed: the process ended before the first
-        check, or again at a recorded law.
+        ``hung_after``: the time limit that it exceeded. ``left`` names processes that it left running. None if no law
+        can be blamed: the process ended before the first check, or again at a recorded law.
         """
         law, input_ = self._check_of(operation, dtype)
         if law is None or law in self.verdicts(operation, dtype):
             return None
-        what = f"did not answer within {self.hang_after:g} s" if hung else "ended the process"
+        hung = hung_after is not None
+        what = f"did not answer within {hung_after:g} s" if hung else "ended the process"
         message = f"the backend {what}{AT_INPUT}{input_text(input_)[:INPUT_CHARACTERS]}"
         message += f"; left behind, and ended: {', '.join(left)}" if left else ""
         reason = Reason.HUNG if hung else Reason.CRASHED
         result = Result(operation, law, dtype, Status.FAILED, reason, message)
         self._store(result)
-        self._inputs[operation, dtype, law] = input_
+        self._inputs[operation, dtype, law] = input_, hung_after
         self._current = None
         return result
 
@@ -86,9 +88,9 @@ class Incidents:
         """Return the verdicts on those laws of a case that ended the process."""
         return dict(self._verdicts.get((operation, dtype), {}))
 
-    def pop_input(self, operation: str, dtype: str, law: str) -> object:
-        """Return the input of a blamed law and forget it; None if there is none."""
-        return self._inputs.pop((operation, dtype, law), None)
+    def pop_input(self, operation: str, dtype: str, law: str) -> tuple[object, float | None]:
+        """Return and forget the input of a blamed law, and the exceeded time limit."""
+        return self._inputs.pop((operation, dtype, law), (None, None))
 
     def _check_of(self, operation: str, dtype: str) -> tuple[str | None, object]:
         """Return the law that is being checked for a case, and its input."""

@@ -61,7 +61,7 @@ class Isolated(InProcess):
         """
         violated: ViolatedLaws = {}
         health, remote = self.contract.health, self.backend
-        health.restart = self._restarted
+        health.restart, health.ended = self._restarted, (HostEnded,)
         self._survive(health.start_case)
         while True:
             try:
@@ -93,9 +93,8 @@ class Isolated(InProcess):
     def _blame(self, end: HostEnded) -> None:
         """Blame the check at which the backend's process ended, and start a new process."""
         incidents, case = self.backend.incidents, self.case
-        hung = end.reason is Reason.HUNG
-        again = hung and incidents.retry_after_hang(case.operation, case.dtype)
-        if not again and incidents.record(case.operation, case.dtype, hung=hung, left=end.left) is None:
+        again = end.reason is Reason.HUNG and incidents.retry_after_hang(case.operation, case.dtype)
+        if not again and incidents.record(case.operation, case.dtype, hung_after=end.hung_after, left=end.left) is None:
             why = f"{end.description}, and no law can be blamed"
             raise BackendError(f"backend {self.contract.origin!r}: {why}") from end
         self.backend.restart(IMPORT_SECONDS)

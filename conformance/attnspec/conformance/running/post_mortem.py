@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -51,9 +52,10 @@ TRIAL_SECONDS = 2.0
 def with_crashing_inputs(incidents: Incidents, backend: str, case: Case, settings: Settings) -> dict[str, Result]:
     """Return verdicts on laws that ended the process, with the counterexamples that were found."""
     for law, result in incidents.verdicts(case.operation, case.dtype).items():
-        input_ = incidents.pop_input(case.operation, case.dtype, law)
+        input_, hung_after = incidents.pop_input(case.operation, case.dtype, law)
         if result.counterexample is None and isinstance(input_, Example):
-            details = _crash_details(backend, case, law, input_, result, settings)
+            seconds = settings.hang_after if hung_after is None else hung_after
+            details = _crash_details(backend, case, law, input_, result, replace(settings, hang_after=seconds))
             if details is not None:
                 incidents.add_details(case.operation, case.dtype, law, details)
     return incidents.verdicts(case.operation, case.dtype)
