@@ -9,8 +9,14 @@ import pytest
 
 from attnspec.conformance import load
 from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.results import Status
 from attnspec.conformance.laws.pooling import ensemble_gain
 from attnspec.conformance.laws.single_keys import no_lost_or_extra_keys
+from attnspec.conformance.mutants.correct.arithmetic import Numbers
+from attnspec.conformance.mutants.correct.formulas import Formulas
+from attnspec.conformance.mutants.correct.library import Library
 from attnspec.spec.contract.operation import OPERATIONS
 
 PAGE_SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "sensitivity.py"))
@@ -46,6 +52,22 @@ def measured(measure: str, function: Any, operation: str, dtype: str) -> Any:
         if (case.operation, case.dtype) == (operation, dtype):
             return PAGE_SCRIPT[measure](*backend(), check, case)
     return {}
+
+
+class AddedToSums(Formulas):
+    """The correct formulas, with 10⁻⁶ added to every sum of exponentials."""
+
+    def total(self, x: Numbers) -> Numbers:
+        return super().total(x) + x.dtype.type(1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_epsilon_in_the_denominator_of_heads_shows_in_quick_at_float32(seed: int) -> None:
+    library = Library("ε", AddedToSums(), dtypes=("float32",), differentiable=False)
+    case = Case("multi_head_attention", "float32", ("pooling.unbiased-gain",))
+    (result,) = judge(library, Contract.of(library), case, PROFILES["quick"], seed=seed)
+    assert result.status is Status.FAILED
+    assert "the gain of single keys" in result.message
 
 
 def test_every_attention_is_measured() -> None:

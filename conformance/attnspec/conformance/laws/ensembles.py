@@ -109,6 +109,12 @@ def _ensembles(subject: Subject, unmasked: Arguments, rng: np.random.Generator) 
         yield f" of {TILE + 8} features", _clearest_scores(subject, wide_elements)
 
 
+def single_key_ensembles(subject: Subject, arguments: Arguments) -> list[tuple[str, Arguments]]:
+    """Label and inputs with one key: its weight is 1, where an ε added to sums shows most."""
+    sampled = once(arguments, "single keys", lambda rng: elements(subject, rng, subject.effort.ensemble, keys=1))
+    return [(" of single keys", sampled)] if sampled.keys_count == 1 else []
+
+
 def ensembles_of_scores(subject: Subject, arguments: Arguments) -> list[tuple[str, Arguments]]:
     """Labels and inputs to filter the scale; long profiles choose the scores' size."""
 

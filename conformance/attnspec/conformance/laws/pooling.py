@@ -24,6 +24,7 @@ from attnspec.conformance.laws.ensembles import (
     ensemble,
     ensembles,
     independent_elements,
+    single_key_ensembles,
     unrounded,
 )
 from attnspec.spec.contract.axes import Role
@@ -133,7 +134,7 @@ def ensemble_gain(subject: Subject, arguments: Arguments, rng: np.random.Generat
     """Filter errors of many batch elements along the result."""
     if not independent_elements(subject):
         return False
-    for label, sampled in ensembles(subject, arguments):
+    for label, sampled in [*ensembles(subject, arguments), *single_key_ensembles(subject, arguments)]:
         expected = unrounded(subject, sampled)
         error = by_element(subject.call(sampled)) - by_element(expected)
         demand_unbiased(subject, sampled, error, by_element(expected), f"the gain{label}")
