@@ -135,6 +135,14 @@ def test_a_crash_on_a_device_that_forks_cannot_use_has_the_smallest_input_and_a_
     assert result.message in done.stdout
 
 
+@pytest.mark.slow
+def test_a_crash_after_a_declared_compilation_has_an_input(tmp_path: Path) -> None:
+    more = 'limits = {"new_shapes": "expensive"}'
+    _, result = examine_crash(tmp_path, "time.sleep(2.5); os._exit(0)", "operation.oracle", LARGE, more=more)
+    assert result.message == "the backend ended the process with status 0"
+    assert result.counterexample is not None
+
+
 def test_a_hang_has_the_input_and_a_script_that_ends(tmp_path: Path) -> None:
     _, result = examine_crash(tmp_path, "time.sleep(600)", "operation.oracle", LARGE, hung_after=2.0)
     assert (result.reason, result.message) == ("hung", "the backend did not answer within 2 s")

@@ -28,6 +28,7 @@ from attnspec.conformance.judging.snippet import counterexample
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.remote.clock import COMPILING
 from attnspec.conformance.remote.incidents import Incidents
 from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.sandbox import files_of, launch, use_sandbox
@@ -46,7 +47,7 @@ KEYS = {"arguments", "expected", "got", "budget", "index", "snippet"}
 """Keys of a counterexample."""
 
 TRIAL_SECONDS = 2.0
-"""Seconds after which a smaller input counts as not crashing."""
+"""Seconds after which a smaller input counts as not crashing; more where new shapes are expensive."""
 
 
 def with_crashing_inputs(incidents: Incidents, backend: str, case: Case, settings: Settings) -> dict[str, Result]:
@@ -110,10 +111,12 @@ class IsolatedSearch(Search):
 
     def failure(self, candidate: Arguments) -> Violation | None:
         """Return the crash by a candidate; None if it does not crash."""
+        # Every process compiles anew.
+        seconds = TRIAL_SECONDS * (COMPILING if self.subject.limits.new_shapes == "expensive" else 1)
         if forks(self.subject.device):
-            end = abnormal_end(lambda: Search.failure(self, candidate), TRIAL_SECONDS)
+            end = abnormal_end(lambda: Search.failure(self, candidate), seconds)
         else:
-            end = end_in_new_process(self.subject, [self.check], candidate, self.seed, TRIAL_SECONDS)
+            end = end_in_new_process(self.subject, [self.check], candidate, self.seed, seconds)
         if end is None or end.reason is not Reason.CRASHED:
             return None
         return Violation(end.description, reason=end.reason, arguments=candidate)
