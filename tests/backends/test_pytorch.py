@@ -1230,13 +1230,13 @@ def test_cuda_has_choices_of_its_own() -> None:
 
 @pytest.mark.parametrize(("declared", "message"), [
     ({"cpu": {"limits": {}}}, "on_device cpu: expected some of semantics, precision; got 'limits'"),
-    (
-        {"cuda": {"semantics": {}}},
-        "on_device: expected one of cpu, the backend's limits; got 'cuda'; "
-        'declare limits = {"devices": ("cpu", "cuda")} to judge it there',
-    ),
     ({"cuda": None}, "on_device: expected a mapping of devices to declarations; got {'cuda': None}"),
 ])  # fmt: skip
 def test_declarations_by_device_are_checked(declared: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Contract.of(SimpleNamespace(name="mine", softmax=abs, on_device=declared))
+
+
+def test_a_declaration_for_an_undeclared_device_is_noted() -> None:
+    contract = Contract.of(SimpleNamespace(name="mine", softmax=abs, on_device={"gpu": {"semantics": {}}}))
+    assert contract.notes == {"on_device gpu": "not used, because the limits declare cpu"}

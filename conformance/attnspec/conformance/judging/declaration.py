@@ -62,7 +62,7 @@ class Contract:
             DeclaredSemantics.of(on_device["semantics"], OPERATIONS),
             DeclaredPrecision.of(on_device["precision"], OPERATIONS),
             callable(getattr(backend, "vjp", None)),
-            {printable(str(k)): printable(str(v)) for k, v in notes.items()},
+            _unused_devices(backend, limits) | {printable(str(k)): printable(str(v)) for k, v in notes.items()},
             origin,
         )
 
@@ -80,10 +80,14 @@ def _declared_on(backend: Any, limits: Limits, device: str) -> dict[str, Any]:
     if not isinstance(on_device, Mapping) or not all(isinstance(x, Mapping) for x in on_device.values()):
         raise ValueError(f"on_device: expected a mapping of devices to declarations; got {on_device!r}")
     for kind, declared in on_device.items():
-        if kind not in limits.devices:
-            message = f"on_device: expected one of {', '.join(limits.devices)}, the backend's limits; got {kind!r}"
-            raise ValueError(f"{message}; declare {limits.declaration_with('devices', kind)} to judge it there")
         if unknown := set(declared) - set(BY_DEVICE):
             raise ValueError(f"on_device {kind}: expected some of {', '.join(BY_DEVICE)}; got {min(unknown)!r}")
     own = {name: getattr(backend, name, None) for name in BY_DEVICE}
     return own | dict(on_device.get(limits.chosen_device(device).partition(":")[0], {}))
+
+
+def _unused_devices(backend: Any, limits: Limits) -> dict[str, str]:
+    """Notes on declarations for devices that the limits do not declare, perhaps since this machine lacks them."""
+    absent = [str(kind) for kind in getattr(backend, "on_device", None) or {} if kind not in limits.devices]
+    declared = ", ".join(limits.devices)
+    return {f"on_device {printable(x)}": f"not used, because the limits declare {declared}" for x in absent}
