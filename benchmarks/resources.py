@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from attnspec.backends.pytorch.kernels.additive.triton.launch import BLOCK, NARROWEST
+from attnspec.backends.pytorch.kernels.additive.triton.launch import BLOCK, NARROWEST, most_score_parts
 from benchmarks.compiled_kernels import DEVICES, SHORT, Device, Launch, Sizes, compiled, record, report
 from benchmarks.table import quantity
 
@@ -47,13 +47,17 @@ def most_warps(launch: Launch, sizes: Sizes) -> int:
     """Return the warps of a kernel in `LOOPS` if its work is divided as far as possible; 0 for other kernels.
 
     For the gradients that is a warp for each hidden unit of each tile. For the others it is a tile of `NARROWEST` keys,
-    computed by 4 warps with 8 scores a thread.
+    computed by 4 warps with 8 scores a thread, and for scores the most parts of the hidden units.
     """
     batch, n, m, hidden, _ = sizes
     kernel, wide = launch.name.split(" of ")[0], int(launch.options.get("WIDE", NARROWEST))
     tiles = batch * -(-n // BLOCK) * -(-m // (wide if kernel == "gradient" else NARROWEST))
     features = launch.grid[1] if kernel == "forward" else 1
-    return {"forward": 4 * tiles * features, "scores": 4 * tiles, "gradient": tiles * hidden}.get(kernel, 0)
+    return {
+        "forward": 4 * tiles * features,
+        "scores": 4 * tiles * most_score_parts(n, m, hidden),
+        "gradient": tiles * hidden,
+    }.get(kernel, 0)
 
 
 def buffer_bytes(launch: Launch) -> int:
@@ -61,6 +65,8 @@ def buffer_bytes(launch: Launch) -> int:
     names: tuple[str, ...] = ("grad_query", "grad_key", "r_sum", "grad_value")
     if launch.options.get("SPLIT"):
         names = ("out", "lse", "denominator_out")
+    if launch.kernel.__name__ == "scores_kernel" and launch.grid[1] > 1:
+        names = ("out",)
     buffers = [x for name, x in zip(launch.kernel.arg_names, launch.arguments, strict=False) if name in names]
     return sum(x.numel() * x.element_size() for x in buffers)
 

@@ -283,6 +283,25 @@ def test_keys_that_are_split_over_programs_are_within_the_bound(
     assert max(grid[2] for grid in grids if len(grid) == 3) == splits
 
 
+@pytest.mark.parametrize("magnitude", [1.0, 25.0, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_summed_over_parts_of_the_hidden_units_are_within_the_bound(
+    magnitude: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tiles in three parts of 24, 24 and 16 units, for each way to compute a term."""
+    a, b, w_v, _ = draw((2,), 1, 30, 64, 1, dtype)
+    a, b = a * magnitude, b * magnitude
+    whole = operators.scores(a, b, w_v)
+    monkeypatch.setattr(operators, "multiprocessors", lambda _: 6)
+    parts, again = operators.scores(a, b, w_v), operators.scores(a, b, w_v)
+    assert torch.equal(parts, again)
+    assert dtype is not torch.float32 or not torch.equal(parts, whole)
+    x, y, w = a.double(), b.double(), w_v.double()
+    wanted = torch.tanh(x[..., :, None, :] + y[..., None, :, :]) @ w
+    limit = 8 * UNIT[torch.float32] * (math.sqrt(64) + 24) * w.norm()
+    compare(parts, wanted, limit + 0 * wanted, dtype)
+
+
 def test_nonfinite_values_in_splits_of_the_keys_reach_only_queries_that_may_attend(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

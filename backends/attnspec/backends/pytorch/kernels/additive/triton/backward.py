@@ -214,7 +214,7 @@ def gradient_kernel(query_scaled, query_factor, key_factor, query_raw, key_raw, 
                     total = score_total(
                         query_scaled + query64, key_scaled + key64, n_padded, m_padded, query_raw + query64 * hidden,
                         key_raw + key64 * hidden, n - query_first, m - key_first, ratio, flip, hidden,
-                        hidden_stored, query_range + query_first, key_range + key_first, BLOCK, WIDE, INTERPRET,
+                        hidden_stored, hidden, query_range + query_first, key_range + key_first, BLOCK, WIDE, INTERPRET,
                     )  # fmt: skip
                     row_log = tl.load(lse + query, mask=query < n, other=0.0)
                     row_delta = tl.load(delta + query, mask=query < n, other=0.0)

@@ -108,7 +108,7 @@ def scaled_scores(query_scaled, key_factor, n_padded, m_padded, query_raw, key_r
     """log2(e) times the tile's scores up to a constant, -inf for excluded pairs."""
     total = score_total(
         query_scaled, key_factor, n_padded, m_padded, query_raw, key_raw, rows_left, keys_left, ratio, flip, hidden,
-        hidden_stored, query_range, key_range, BLOCK, WIDE, INTERPRET,
+        hidden_stored, hidden, query_range, key_range, BLOCK, WIDE, INTERPRET,
     )  # fmt: skip
     return tl.where(is_allowed(bits), total * scale, -float("inf"))
 
@@ -247,9 +247,13 @@ def combine_kernel(largest_in, denominator_in, sum_in, out, lse, splits, d_v, BD
 
 @triton.jit
 def scores_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, key_range, ratio, flip, constants, out,
-                  n, m, n_padded, m_padded, hidden, hidden_stored,
+                  batch_size, n, m, n_padded, m_padded, hidden, hidden_stored, units,
                   WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """Raw scores of 16 queries and WIDE keys; grid (query blocks * key tiles * batch)."""
+    """Raw scores of 16 queries and WIDE keys, summed over `units` of the hidden units.
+
+    The grid is (query blocks * key tiles * batch, parts of hidden units); out is (parts, B, n, m). Parts start at
+    multiples of three units, which share a reciprocal.
+    """
     blocks = n_padded // BLOCK
     tiles = m_padded // WIDE
     batch = tl.program_id(0) // (blocks * tiles)
@@ -258,14 +262,17 @@ def scores_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, key
     batch64 = batch.to(tl.int64)
     rows = block * BLOCK + tl.arange(0, BLOCK)
     columns = tile * WIDE + tl.arange(0, WIDE)
+    part = tl.program_id(1)
+    first_unit = part * units
+    unit64 = batch64 * hidden_stored + first_unit
     total = score_total(
-        query_scaled + (batch64 * hidden_stored * n_padded + block * BLOCK),
-        key_factor + (batch64 * hidden_stored * m_padded + tile * WIDE), n_padded, m_padded,
-        query_raw + (batch64 * n + block * BLOCK) * hidden, key_raw + (batch64 * m + tile * WIDE) * hidden,
-        n - block * BLOCK, m - tile * WIDE, ratio, flip, hidden, hidden_stored,
-        query_range + (batch64 * n_padded + block * BLOCK), key_range + (batch64 * m_padded + tile * WIDE),
-        BLOCK, WIDE, INTERPRET,
+        query_scaled + (unit64 * n_padded + block * BLOCK), key_factor + (unit64 * m_padded + tile * WIDE), n_padded,
+        m_padded, query_raw + ((batch64 * n + block * BLOCK) * hidden + first_unit),
+        key_raw + ((batch64 * m + tile * WIDE) * hidden + first_unit), n - block * BLOCK, m - tile * WIDE,
+        ratio + first_unit, flip + first_unit, tl.minimum(units, hidden - first_unit),
+        tl.minimum(units, hidden_stored - first_unit), hidden, query_range + (batch64 * n_padded + block * BLOCK),
+        key_range + (batch64 * m_padded + tile * WIDE), BLOCK, WIDE, INTERPRET,
     )  # fmt: skip
-    score = tl.load(constants + 1) - 2.0 * tl.load(constants) * total
-    at = (batch64 * n + rows[:, None]) * m + columns[None, :]
+    score = tl.where(part == 0, tl.load(constants + 1), 0.0) - 2.0 * tl.load(constants) * total
+    at = ((part * tl.cast(batch_size, tl.int64) + batch64) * n + rows[:, None]) * m + columns[None, :]
     tl.store(out + at, score.to(out.dtype.element_ty), mask=(rows[:, None] < n) & (columns[None, :] < m))

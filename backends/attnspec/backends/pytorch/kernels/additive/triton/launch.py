@@ -70,6 +70,14 @@ def tile_warps(wide: int, d_v: int, programs: int, processors: int) -> int:
     return warps
 
 
+def most_score_parts(n: int, m: int, hidden: int) -> int:
+    """Return the most parts of the hidden units over which programs may sum scores, one at least.
+
+    Partial scores may take as much memory as the factors, so that adding them up takes less time than computing them.
+    """
+    return max(min(hidden * (n + m) // (n * m), hidden // 3), 1)
+
+
 @lru_cache(maxsize=8)
 def multiprocessors(device: torch.device) -> int:
     """Return the number of the device's multiprocessors."""

@@ -39,7 +39,9 @@ from attnspec.backends.pytorch.kernels.additive.triton.launch import (
     gradient_splits,
     launch,
     mask_arguments,
+    most_score_parts,
     multiprocessors,
+    padded,
     power_of_two,
     scaled_weights,
     tile_warps,
@@ -216,21 +218,24 @@ def _scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     a, b, w_v = a.contiguous(), b.contiguous(), w_v.contiguous()
     batch, n, hidden = a.shape
     m = b.shape[1]
-    out = a.new_empty(batch, n, m)
-    if out.numel() == 0:
-        return out
+    if 0 in (batch, n, m):
+        return a.new_empty(batch, n, m)
     blocks, processors = batch * -(-n // BLOCK), multiprocessors(a.device)
     wide = tile_width(m, blocks, processors)
     weights = scaled_weights(w_v)
     query = factors(a, weights, BLOCK, scaled=True, unscaled=False)
     key = factors(b, weights, wide, scaled=False, unscaled=True)
     programs = blocks * key.rows_padded // wide
+    most_parts = min(-(-processors // programs), most_score_parts(n, m, hidden))
+    units = max(padded(-(-hidden // most_parts), 3), 3)
+    parts = max(-(-hidden // units), 1)
+    out = a.new_empty((parts, batch, n, m), dtype=torch.float32 if parts > 1 else a.dtype)
     launch(
-        scores_kernel, (programs,), query.scaled, key.unscaled, a, b, query.ranges,
-        key.ranges, weights.ratio, weights.flip, weights.constants, out, n, m, query.rows_padded, key.rows_padded,
-        hidden, weights.stored, WIDE=wide, INTERPRET=INTERPRET, num_warps=tile_warps(wide, 1, programs, processors),
+        scores_kernel, (programs, parts), query.scaled, key.unscaled, a, b, query.ranges, key.ranges, weights.ratio,
+        weights.flip, weights.constants, out, batch, n, m, query.rows_padded, key.rows_padded, hidden, weights.stored,
+        units, WIDE=wide, INTERPRET=INTERPRET, num_warps=tile_warps(wide, 1, programs * parts, processors),
     )  # fmt: skip
-    return out
+    return out.sum(0).to(a.dtype) if parts > 1 else out[0]
 
 
 @_scores.register_fake

@@ -92,11 +92,11 @@ def raw_sum(narrow, narrow_length, wide, wide_length, c, hidden, NARROW: tl.cons
 
 
 @triton.jit
-def pointwise_total(narrow, narrow_length, wide, wide_length, ratio, flip, hidden,
+def pointwise_total(narrow, narrow_length, wide, wide_length, ratio, flip, units, hidden,
                  NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """`total` from the projections instead of factors."""
     total = tl.zeros((NARROW, WIDE), tl.float32)
-    for c in range(hidden):
+    for c in range(units):
         x = raw_sum(narrow, narrow_length, wide, wide_length, c, hidden, NARROW, WIDE)
         r, _ = logistic(x * tl.load(flip + c), INTERPRET)
         total += r / tl.load(ratio + c)
@@ -105,30 +105,28 @@ def pointwise_total(narrow, narrow_length, wide, wide_length, ratio, flip, hidde
 
 @triton.jit
 def score_total(narrow, wide, narrow_stride, wide_stride, narrow_raw, wide_raw, narrow_length, wide_length,
-                ratio, flip, hidden, hidden_padded, narrow_range, wide_range,
+                ratio, flip, units, units_padded, hidden, narrow_range, wide_range,
                 NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """`total` for the tile: each pair in the cheapest way that its two ranges allow.
+    """`total` of some hidden units for the tile: each pair in the cheapest way that its two ranges allow.
 
-    So a pair's result depends on no other row, bit for bit. All pointers are at the tile's first rows; the lengths
-    count from there.
+    So a pair's result depends on no other row, bit for bit. All pointers are at the tile's first rows and at the first
+    of `units` hidden units, of which the projections' rows have `hidden`; the lengths count from there.
     """
     low = tl.load(narrow_range + tl.arange(0, NARROW)[:, None])
     high = tl.load(wide_range + tl.arange(0, WIDE)[None, :])
     largest = tl.max(low) + tl.max(high)
     total = tl.zeros((NARROW, WIDE), tl.float32)
     if largest <= LIMIT_TRIPLE:
-        total = triple_total(narrow, narrow_stride, wide, wide_stride, ratio, hidden_padded, NARROW, WIDE, INTERPRET)
+        total = triple_total(narrow, narrow_stride, wide, wide_stride, ratio, units_padded, NARROW, WIDE, INTERPRET)
     else:
         bound = low + high
         if tl.min(low) + tl.min(high) <= LIMIT_TRIPLE:
-            total = triple_total(
-                narrow, narrow_stride, wide, wide_stride, ratio, hidden_padded, NARROW, WIDE, INTERPRET
-            )
-        single = single_total(narrow, narrow_stride, wide, wide_stride, ratio, hidden, NARROW, WIDE, INTERPRET)
+            total = triple_total(narrow, narrow_stride, wide, wide_stride, ratio, units_padded, NARROW, WIDE, INTERPRET)
+        single = single_total(narrow, narrow_stride, wide, wide_stride, ratio, units, NARROW, WIDE, INTERPRET)
         total = tl.where(bound <= LIMIT_TRIPLE, total, single)
         if largest == float("inf"):
             pointwise = pointwise_total(
-                narrow_raw, narrow_length, wide_raw, wide_length, ratio, flip, hidden, NARROW, WIDE, INTERPRET
+                narrow_raw, narrow_length, wide_raw, wide_length, ratio, flip, units, hidden, NARROW, WIDE, INTERPRET
             )
             total = tl.where(bound < float("inf"), total, pointwise)
     return total
