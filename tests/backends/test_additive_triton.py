@@ -574,7 +574,7 @@ def environment() -> dict[str, str]:
 
 COMPILED = (
     "80-fp32-usual", "80-fp16-least-masked", "86-fp32-odd", "90-bf16-single-masked", "90-fp32-translation",
-    "100-fp16-least", "120-fp32-speech", "120-fp32-single",
+    "100-fp16-least", "120-fp32-single",
 )  # fmt: skip
 """Compute capability, dtype, sizes and masks of what is compiled: every choice of each at least once."""
 
@@ -605,7 +605,9 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
             # 64 reciprocals Triton 3.6 emits 528 operations, 3.7 at most 520; a ninth operation would make 576.
             triple = loops[name]["shared"]
             assert triple["arithmetic"] <= 8.5 * triple["reciprocals"]
-            assert triple["instructions"] <= 4 * triple["terms"]
+            assert triple["instructions"] <= 3.7 * triple["terms"]
+            # 12 of the 16 queries' factors, 3 ratios, and those of the keys
+            assert triple["loads"] <= 21
         for name in ("gradient", "gradient of scores"):
             gradient = loops[name]["gradient"]
             assert gradient["arithmetic"] <= 8.5 * gradient["terms"]

@@ -17,6 +17,7 @@ from attnspec.backends.pytorch.kernels.additive.triton.terms import (
     fixed_layout,
     largest_of,
     logistic,
+    narrow_column,
     raw_sum,
     reciprocal,
     score_total,
@@ -72,7 +73,7 @@ def factor_gradients(d_score, query, query_stride, key, key_stride, grad_query, 
     """
     for _ in range(hidden):
         over_keys, over_queries, over_all = load_sums(grad_query, grad_key, r_sum, WIDE)
-        e = tl.load(query + tl.arange(0, BLOCK)[:, None])
+        e = narrow_column(query, BLOCK, WIDE, INTERPRET)
         f = tl.load(key + tl.arange(0, WIDE)[None, :])
         r = reciprocal(1.0 + e * f, INTERPRET)
         r_terms = d_score * r
