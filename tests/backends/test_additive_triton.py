@@ -605,7 +605,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
             # 64 reciprocals Triton 3.6 emits 528 operations, 3.7 at most 520; a ninth operation would make 576.
             triple = loops[name]["shared"]
             assert triple["arithmetic"] <= 8.5 * triple["reciprocals"]
-            assert triple["instructions"] <= 3.7 * triple["terms"]
+            assert triple["instructions"] <= 3.8 * triple["terms"]
             # 12 of the 16 queries' factors, 3 ratios, and those of the keys
             assert triple["loads"] <= 21
         for name in ("gradient", "gradient of scores"):
