@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,6 +164,7 @@ def count(operations: list[str]) -> dict[str, int]:
         "reciprocals": operations.count("MUFU.RCP"),
         "arithmetic": heads["FFMA"] + heads["FMUL"] + heads["FADD"],
         "spills": heads["LDL"] + heads["STL"],
+        "loads": heads["LDG"],
         "stores": heads["STG"],
         "exponentials": operations.count("MUFU.EX2"),
     }
@@ -187,17 +189,23 @@ def classified(loops: list[dict[str, int]]) -> dict[str, dict[str, int]]:
 
 def report(kernel: Any) -> dict[str, Any]:
     """Resources of a compiled kernel, per block or thread, and its instructions, spills and hot loops."""
+    return disassembled(kernel.asm["cubin"]) | {
+        "shared": kernel.metadata.shared, "narrow_strides": narrow_strides(kernel.asm["ttir"]),
+    }  # fmt: skip
+
+
+@cache
+def disassembled(code: bytes) -> dict[str, Any]:
+    """Counts from machine code; remembered, since several sizes share a kernel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
+        file.write(code)
         file.flush()
         usage = dict(re.findall(r"\b(REG|STACK):(\d+)", tool("cuobjdump", "--dump-resource-usage", file.name)))
         lines = tool("nvdisasm", "-c", file.name).splitlines()
     whole = count(instructions(lines))
     return {
-        "shared": kernel.metadata.shared,
         "stack": int(usage["STACK"]),
         "registers": int(usage["REG"]),
-        "narrow_strides": narrow_strides(kernel.asm["ttir"]),
         "instructions": whole["instructions"],
         "spills": whole["spills"],
         "loops": classified([count(loop) for loop in innermost_loops(lines)]),

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from attnspec.backends.pytorch.kernels.additive.triton.launch import BLOCK, NARROWEST, most_score_parts
 from benchmarks.compiled_kernels import DEVICES, SHORT, Device, Launch, Sizes, compiled, record, report
 from benchmarks.table import quantity
 
@@ -37,13 +38,35 @@ def resources(device: Device, dtype: str, size: str, masked: bool = False) -> It
             "device": device.name, "capability": device.capability, "dtype": dtype, "size": size,
             "kernel": launch.name, "programs": launch.programs, "warps": launch.warps,
             "warps_per_scheduler": launch.programs * launch.warps / (4 * device.multiprocessors),
+            "most_warps_per_scheduler": most_warps(launch, TEST_SIZES[size]) / (4 * device.multiprocessors),
             "buffer_bytes": buffer_bytes(launch), "most_shared": device.shared_bytes,
         } | report(compiled(launch, device))  # fmt: skip
 
 
+def most_warps(launch: Launch, sizes: Sizes) -> int:
+    """Return the warps of a kernel in `LOOPS` if its work is divided as far as possible; 0 for other kernels.
+
+    For the gradients that is a warp for each hidden unit of each tile. For the others it is a tile of `NARROWEST` keys,
+    computed by 4 warps with 8 scores a thread, and for scores the most parts of the hidden units.
+    """
+    batch, n, m, hidden, _ = sizes
+    kernel, wide = launch.name.split(" of ")[0], int(launch.options.get("WIDE", NARROWEST))
+    tiles = batch * -(-n // BLOCK) * -(-m // (wide if kernel == "gradient" else NARROWEST))
+    features = launch.grid[1] if kernel == "forward" else 1
+    return {
+        "forward": 4 * tiles * features,
+        "scores": 4 * tiles * most_score_parts(n, m, hidden),
+        "gradient": tiles * hidden,
+    }.get(kernel, 0)
+
+
 def buffer_bytes(launch: Launch) -> int:
-    """Return the bytes of the buffers in which the programs of the gradient kernel add up; 0 for other kernels."""
-    names = ("grad_query", "grad_key", "r_sum", "grad_value")
+    """Return the bytes of the buffers in which the programs of a call store their sums; 0 if they store results."""
+    names: tuple[str, ...] = ("grad_query", "grad_key", "r_sum", "grad_value")
+    if launch.options.get("SPLIT"):
+        names = ("out", "lse", "denominator_out")
+    if launch.kernel.__name__ == "scores_kernel" and launch.grid[1] > 1:
+        names = ("out",)
     buffers = [x for name, x in zip(launch.kernel.arg_names, launch.arguments, strict=False) if name in names]
     return sum(x.numel() * x.element_size() for x in buffers)
 
@@ -83,8 +106,14 @@ def kernel_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def size_table(rows: list[dict[str, Any]]) -> Table:
-    """Table of the kernels whose time counts, at each size: programs, warps per scheduler, and a bound of the rate."""
-    columns = "GPU", "dtype", "size", "kernel", "programs", "warps", "warps a scheduler", "buffers MB", "terms/s below"
+    """Table of the kernels whose time counts, at each size: programs, warps per scheduler, and a bound of the rate.
+
+    "at most" is the number of warps per scheduler if the work is divided as far as possible, see `most_warps`.
+    """
+    columns = (
+        "GPU", "dtype", "size", "kernel", "programs", "warps", "warps a scheduler", "at most", "buffers MB",
+        "terms/s below",
+    )  # fmt: skip
     result = Table(*columns, title="Additive attention's kernels at each size")
     devices = {device.name: device for device in DEVICES}
     for row in rows:
@@ -93,8 +122,8 @@ def size_table(rows: list[dict[str, Any]]) -> Table:
         most = bound(devices[row["device"]], row)
         result.add_row(
             row["device"], row["dtype"], row["size"], row["kernel"], str(row["programs"]), str(row["warps"]),
-            f"{row['warps_per_scheduler']:.2f}", f"{row['buffer_bytes'] / 1e6:.1f}" if row["buffer_bytes"] else "",
-            "" if most is None else quantity(most),
+            f"{row['warps_per_scheduler']:.2f}", f"{row['most_warps_per_scheduler']:.2f}",
+            f"{row['buffer_bytes'] / 1e6:.1f}" if row["buffer_bytes"] else "", "" if most is None else quantity(most),
         )  # fmt: skip
     return result
 

@@ -251,6 +251,86 @@ def test_gradients_are_split_to_occupy_every_scheduler_within_a_bound_of_memory(
             assert max(splits.queries, splits.keys) ** 2 <= 2 * max(1, 8 * processors // batch)
 
 
+@pytest.mark.parametrize(
+    ("kind", "processors", "splits"),
+    [
+        *((kind, 64, 5) for kind in ("plain", "causal", "mask", "large", "one query")),
+        *(("mask", 3, 2), ("one query", 3, 3)),
+    ],
+)
+def test_keys_that_are_split_over_programs_are_within_the_bound(
+    kind: str, processors: int, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some splits have no attendable keys for a row, or for a whole block; one has fewer tiles than the other."""
+    monkeypatch.setattr(operators, "multiprocessors", lambda _: processors)
+    n, m = 1 if kind == "one query" else 20, 270
+    mask = None
+    if kind == "mask":
+        mask = torch.rand((n, m), generator=torch.Generator().manual_seed(6)).to(DEVICE) > 0.5
+        mask[:, 60:130] = False
+        mask[3, 70:] = False
+        mask[5] = False
+    a, b, w_v, value = draw((), n, m, 3, 7, torch.float32)
+    arguments = a, b * (1e6 if kind == "large" else 1), w_v, value
+    grids = []
+
+    def record(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        grids.append(grid)
+        launch.launch(kernel, grid, *arguments, **options)
+
+    monkeypatch.setattr(operators, "launch", record)
+    check(arguments, mask=mask, causal=kind == "causal", runs=2, gradients=processors == 64)
+    assert max(grid[2] for grid in grids if len(grid) == 3) == splits
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 25.0, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_summed_over_parts_of_the_hidden_units_are_within_the_bound(
+    magnitude: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tiles in three parts of 24, 24 and 16 units, for each way to compute a term."""
+    a, b, w_v, _ = draw((2,), 1, 30, 64, 1, dtype)
+    a, b = a * magnitude, b * magnitude
+    whole = operators.scores(a, b, w_v)
+    monkeypatch.setattr(operators, "multiprocessors", lambda _: 6)
+    parts, again = operators.scores(a, b, w_v), operators.scores(a, b, w_v)
+    assert torch.equal(parts, again)
+    assert dtype is not torch.float32 or not torch.equal(parts, whole)
+    x, y, w = a.double(), b.double(), w_v.double()
+    wanted = torch.tanh(x[..., :, None, :] + y[..., None, :, :]) @ w
+    limit = 8 * UNIT[torch.float32] * (math.sqrt(64) + 24) * w.norm()
+    compare(parts, wanted, limit + 0 * wanted, dtype)
+
+
+def test_nonfinite_values_in_splits_of_the_keys_reach_only_queries_that_may_attend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b, w_v, value = draw((), 20, 140, 4, 5, torch.float32)
+    mask = torch.ones(20, 140, dtype=torch.bool, device=DEVICE)
+    mask[:12, 70:73] = False
+    mask[7, 64:128] = False
+    bad_b, bad_value = b.clone(), value.clone()
+    bad_b[70], bad_value[71], bad_value[72, 2] = math.nan, math.nan, -math.inf
+    monkeypatch.setattr(operators, "multiprocessors", lambda _: 64)
+    clean, got = (operators.attention(a, x, w_v, y, mask=mask) for x, y in ((b, value), (bad_b, bad_value)))
+    assert torch.equal(got[:12], clean[:12])
+    assert bool(got[12:].isnan().all())
+
+
+def test_every_multiprocessor_gets_keys_if_there_are_enough_tiles() -> None:
+    for processors, blocks, m in itertools.product(
+        (1, 82, 132, 170), (1, 7, 64, 131, 132, 999), (1, 64, 129, 512, 9000)
+    ):
+        possible = blocks * -(-m // launch.NARROWEST)
+        wide = launch.tile_width(m, blocks, processors)
+        tiles = -(-m // wide)
+        splits = -(-tiles // launch.tiles_per_program(tiles, blocks, processors))
+        assert blocks * splits >= min(processors, possible)
+        assert blocks < processors or splits == 1
+        for programs in (blocks * splits, blocks * tiles):
+            assert programs * launch.tile_warps(wide, 1, programs, processors) >= 4 * min(processors, possible)
+
+
 def test_mask_that_alternates_over_batch_dimensions_and_broadcast_batches() -> None:
     a, b, w_v, value = draw((2, 2, 2), 4, 5, 3, 2, torch.float32)
     mask = torch.rand((2, 1, 2, 1, 5), generator=torch.Generator().manual_seed(3)).to(DEVICE) > 0.4
@@ -493,8 +573,8 @@ def environment() -> dict[str, str]:
 
 
 COMPILED = (
-    "80-fp32-usual", "80-fp16-least-masked", "86-fp32-odd", "90-bf16-usual-masked", "90-fp32-translation",
-    "100-fp16-least", "120-fp32-speech",
+    "80-fp32-usual", "80-fp16-least-masked", "86-fp32-odd", "90-bf16-single-masked", "90-fp32-translation",
+    "100-fp16-least", "120-fp32-single",
 )  # fmt: skip
 """Compute capability, dtype, sizes and masks of what is compiled: every choice of each at least once."""
 
@@ -516,8 +596,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
             # spills between the loops over the hidden units are few: there, two totals or products are held at a time
             assert all(loop["spills"] <= 0.1 * loop["terms"] for loop in row["loops"].values()), where
             assert row["spills"] == 0 or row["kernel"].startswith(("forward", "gradient", "scores")), where
-            if "least" not in configuration and row["kernel"].startswith("gradient"):
-                assert row["warps_per_scheduler"] >= 1, where
+            assert row["warps_per_scheduler"] >= min(1, row["most_warps_per_scheduler"]), where
         if "usual" not in configuration:
             continue
         loops = {row["kernel"]: row["loops"] for row in rows}
@@ -526,7 +605,9 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
             # 64 reciprocals Triton 3.6 emits 528 operations, 3.7 at most 520; a ninth operation would make 576.
             triple = loops[name]["shared"]
             assert triple["arithmetic"] <= 8.5 * triple["reciprocals"]
-            assert triple["instructions"] <= 4 * triple["terms"]
+            assert triple["instructions"] <= 3.8 * triple["terms"]
+            # 12 of the 16 queries' factors, 3 ratios, and those of the keys
+            assert triple["loads"] <= 21
         for name in ("gradient", "gradient of scores"):
             gradient = loops[name]["gradient"]
             assert gradient["arithmetic"] <= 8.5 * gradient["terms"]

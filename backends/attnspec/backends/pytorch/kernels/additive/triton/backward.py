@@ -17,6 +17,7 @@ from attnspec.backends.pytorch.kernels.additive.triton.terms import (
     fixed_layout,
     largest_of,
     logistic,
+    narrow_column,
     raw_sum,
     reciprocal,
     score_total,
@@ -72,7 +73,7 @@ def factor_gradients(d_score, query, query_stride, key, key_stride, grad_query, 
     """
     for _ in range(hidden):
         over_keys, over_queries, over_all = load_sums(grad_query, grad_key, r_sum, WIDE)
-        e = tl.load(query + tl.arange(0, BLOCK)[:, None])
+        e = narrow_column(query, BLOCK, WIDE, INTERPRET)
         f = tl.load(key + tl.arange(0, WIDE)[None, :])
         r = reciprocal(1.0 + e * f, INTERPRET)
         r_terms = d_score * r
@@ -214,7 +215,7 @@ def gradient_kernel(query_scaled, query_factor, key_factor, query_raw, key_raw, 
                     total = score_total(
                         query_scaled + query64, key_scaled + key64, n_padded, m_padded, query_raw + query64 * hidden,
                         key_raw + key64 * hidden, n - query_first, m - key_first, ratio, flip, hidden,
-                        hidden_stored, query_range + query_first, key_range + key_first, BLOCK, WIDE, INTERPRET,
+                        hidden_stored, hidden, query_range + query_first, key_range + key_first, BLOCK, WIDE, INTERPRET,
                     )  # fmt: skip
                     row_log = tl.load(lse + query, mask=query < n, other=0.0)
                     row_delta = tl.load(delta + query, mask=query < n, other=0.0)

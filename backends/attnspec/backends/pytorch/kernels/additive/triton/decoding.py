@@ -14,8 +14,18 @@ from attnspec.backends.pytorch.kernels.additive.registration import operator
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 
-from .decoding_kernels import combine_kernel, step_kernel
-from .launch import INTERPRET, compact_mask, launch, mask_arguments, multiprocessors, padded, power_of_two
+from .decoding_kernels import step_kernel
+from .launch import (
+    INTERPRET,
+    combine,
+    compact_mask,
+    empty_partials,
+    launch,
+    mask_arguments,
+    multiprocessors,
+    padded,
+    power_of_two,
+)
 from .operators import attention, join
 
 TILE = 2**15
@@ -37,21 +47,15 @@ def _step(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None,
     splits = _splits(batch, m, block_k, a.device)
     per_split = padded(-(-m // splits), block_k)
     splits = -(-m // per_split)
-    largest = a.new_empty(batch * splits, dtype=torch.float32)
-    denominator = torch.empty_like(largest)
-    total = a.new_empty((batch * splits, d_v), dtype=torch.float32)
+    partials = empty_partials(a, batch, splits, d_v)
     mask_bytes, (outer_stride, inner_stride, _, key_stride) = mask_arguments(mask, a)
     launch(
-        step_kernel, (batch * splits,), a, b, w_v, value, mask_bytes, largest, denominator, total, m, hidden, d_v,
-        per_split, splits, inner, outer_stride, inner_stride, key_stride, BK=block_k,
+        step_kernel, (batch * splits,), a, b, w_v, value, mask_bytes, partials.largest, partials.denominator,
+        partials.total, m, hidden, d_v, per_split, splits, inner, outer_stride, inner_stride, key_stride, BK=block_k,
         BH=min(max(power_of_two(hidden) // 2, 16), 64), BD=block_d, MASK=mask is not None,
         INTERPRET=INTERPRET, num_warps=warps,
     )  # fmt: skip
-    block_d = min(block_d, 256)
-    launch(
-        combine_kernel, (batch, -(-d_v // block_d)), largest, denominator, total, out, splits, d_v, BD=block_d,
-        num_warps=1,
-    )  # fmt: skip
+    combine(partials, out)
     return out
 
 

@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Kernels of decoding, one query per batch element, bound by reading keys and values.
+"""Kernel of decoding, one query per batch element, bound by reading keys and values.
 
-The keys are split over programs; each stores its largest score, denominator and weighted sum, and `combine_kernel`
-joins them by log-sum-exp. Exponentials of keys are computed here, not cached: the step reads 4 (or 2) bytes per term,
-so memory at 3.35 TB/s limits it to 0.8 (1.7) T terms/s, below the 2.5 T of the special functions (1.5 operations a
-term). A cached exp(2b) would be float32, twice the bytes of 16-bit inputs, and could overflow.
+The keys are split over programs, and joined by `forward.combine_kernel`. Exponentials of keys are computed here, not
+cached: the step reads 4 (or 2) bytes per term, so memory at 3.35 TB/s limits it to 0.8 (1.7) T terms/s, below the 2.5 T
+of the special functions (1.5 operations a term). A cached exp(2b) would be float32, twice the bytes of 16-bit inputs,
+and could overflow.
 """
 
 import triton
@@ -73,22 +73,3 @@ def step_kernel(query, key, weight, value, mask, largest_out, denominator_out, s
     tl.store(denominator_out + tl.program_id(0), denominator)
     at = tl.arange(0, BD)
     tl.store(sum_out + tl.program_id(0).to(tl.int64) * d_v + at, acc, mask=at < d_v)
-
-
-@triton.jit
-def combine_kernel(largest_in, denominator_in, sum_in, out, splits, d_v, BD: tl.constexpr):
-    """Join the splits of one batch element, in their order; grid (batch, chunks of d_v)."""
-    batch = tl.program_id(0)
-    at = tl.program_id(1) * BD + tl.arange(0, BD)
-    largest = -float("inf")
-    for split in range(splits):
-        largest = tl.maximum(largest, tl.load(largest_in + batch * splits + split))
-    shift = tl.where(largest == -float("inf"), 0.0, largest)
-    denominator = 0.0
-    acc = tl.zeros((BD,), tl.float32)
-    for split in range(splits):
-        decay = tl.exp2(tl.load(largest_in + batch * splits + split) - shift)
-        denominator += tl.load(denominator_in + batch * splits + split) * decay
-        acc += tl.load(sum_in + (batch * splits + split).to(tl.int64) * d_v + at, mask=at < d_v, other=0.0) * decay
-    result = acc / tl.where(denominator == 0.0, 1.0, denominator)
-    tl.store(out + batch.to(tl.int64) * d_v + at, result.to(out.dtype.element_ty), mask=at < d_v)

@@ -1,5 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Forward kernels: additive attention by online softmax over key tiles, and raw scores."""
+"""Forward kernels: additive attention by online softmax over key tiles, and raw scores.
+
+Keys may be split over programs, each of which stores its largest score, denominator and weighted sum;
+`combine_kernel` joins them by log-sum-exp.
+"""
 
 import triton
 import triton.language as tl
@@ -104,18 +108,38 @@ def scaled_scores(query_scaled, key_factor, n_padded, m_padded, query_raw, key_r
     """log2(e) times the tile's scores up to a constant, -inf for excluded pairs."""
     total = score_total(
         query_scaled, key_factor, n_padded, m_padded, query_raw, key_raw, rows_left, keys_left, ratio, flip, hidden,
-        hidden_stored, query_range, key_range, BLOCK, WIDE, INTERPRET,
+        hidden_stored, hidden, query_range, key_range, BLOCK, WIDE, INTERPRET,
     )  # fmt: skip
     return tl.where(is_allowed(bits), total * scale, -float("inf"))
 
 
 @triton.jit
+def normalised(acc, denominator):
+    """Divide by the denominator, except in empty rows."""
+    return acc / tl.where(denominator == 0.0, 1.0, denominator)
+
+
+@triton.jit
+def log_sum_exp(largest, denominator):
+    """Return the logarithms to base 2: +inf for an empty row, so that exp2(score - logarithm) is 0 there."""
+    empty = denominator == 0.0
+    return tl.where(empty, float("inf"), largest + tl.log2(tl.where(empty, 1.0, denominator)))
+
+
+@triton.jit
 def forward_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, key_range, key_nonfinite, ratio, flip,
-                   constants, value, parts, mask, out, lse, n, m, n_padded, m_padded, hidden, hidden_stored,
-                   d_v, d_padded, part_stride, inner, mask_outer, mask_inner, mask_query, mask_key,
-                   WIDE: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
-                   PARTS: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """Attention of 16 queries over all keys, WIDE at a time; grid (query blocks * batch, chunks of d_v)."""
+                   constants, value, parts, mask, out, lse, denominator_out, n, m, n_padded, m_padded, hidden,
+                   hidden_stored, d_v, d_padded, part_stride, per_split, inner, mask_outer, mask_inner, mask_query,
+                   mask_key, WIDE: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+                   SPLIT: tl.constexpr, PARTS: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
+    """Attention of 16 queries over a split of the keys, WIDE at a time.
+
+    The grid is (query blocks * batch, chunks of d_v, splits).
+
+    With SPLIT, lse, denominator_out (rows, splits) and out (rows, splits, d_v) receive the largest score, the
+    denominator and the weighted sum of each split, for `combine_kernel`; rows are those of the whole batch. Otherwise
+    denominator_out is not written.
+    """
     blocks = n_padded // BLOCK
     batch = tl.program_id(0) // blocks
     # last rows first: under a causal mask they have the most keys
@@ -141,7 +165,11 @@ def forward_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, ke
     end = m
     if CAUSAL:
         end = tl.minimum(m, (block + 1) * BLOCK)
-    for first in range(0, end, WIDE):
+    start = 0
+    if SPLIT:
+        start = tl.program_id(2) * per_split
+        end = tl.minimum(end, start + per_split)
+    for first in range(start, end, WIDE):
         bits = allowed_bits(mask, mask_query, mask_key, block * BLOCK, first, n, m, WIDE, CAUSAL, MASK, True)
         attends = True
         if MASK:
@@ -167,11 +195,8 @@ def forward_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, ke
             acc = weighted_values(
                 acc * decay[:, None], p, parts + first64 * d_padded, part_stride, d_padded, WIDE, BD, PARTS, INTERPRET
             )  # fmt: skip
-    empty = denominator == 0.0
-    acc = acc / tl.where(empty, 1.0, denominator)[:, None]
-    # +inf for an empty row, so that exp2(score - total) is 0 there
-    total = tl.where(empty, float("inf"), largest + tl.log2(tl.where(empty, 1.0, denominator)))
-    for first in range(0, end, WIDE):
+    shift = tl.where(largest == -float("inf"), 0.0, largest)
+    for first in range(start, end, WIDE):
         if largest_of(key_nonfinite + first // BLOCK, WIDE // BLOCK) > 0.0:
             bits = allowed_bits(mask, mask_query, mask_key, block * BLOCK, first, n, m, WIDE, CAUSAL, MASK, True)
             first64 = tl.cast(first, tl.int64)
@@ -181,19 +206,54 @@ def forward_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, ke
                 bits, scale, WIDE, INTERPRET,
             )  # fmt: skip
             acc = nonfinite_values(
-                acc, tl.exp2(score - total[:, None]), is_allowed(bits), value, first, m, d, d_v, WIDE
+                acc, tl.exp2(score - shift[:, None]), is_allowed(bits), value, first, m, d, d_v, WIDE
             )  # fmt: skip
-    at = (batch64 * n + rows[:, None]) * d_v + d
-    tl.store(out + at, acc.to(out.dtype.element_ty), mask=(rows[:, None] < n) & (d < d_v))
+    at = batch64 * n + rows
+    if SPLIT:
+        at = at * tl.num_programs(2) + tl.program_id(2)
+        if tl.program_id(1) == 0:
+            tl.store(denominator_out + at, denominator, mask=rows < n)
+    else:
+        acc = normalised(acc, denominator[:, None])
+        largest = log_sum_exp(largest, denominator)
+    tl.store(out + (at[:, None] * d_v + d), acc.to(out.dtype.element_ty), mask=(rows[:, None] < n) & (d < d_v))
     if tl.program_id(1) == 0:
-        tl.store(lse + batch64 * n + rows, total, mask=rows < n)
+        tl.store(lse + at, largest, mask=rows < n)
+
+
+@triton.jit
+def combine_kernel(largest_in, denominator_in, sum_in, out, lse, splits, d_v, BD: tl.constexpr, LSE: tl.constexpr):
+    """Join the splits of one row, in their order; grid (rows, chunks of d_v).
+
+    With LSE, lse (rows) receives the logarithms to base 2; otherwise it is not written.
+    """
+    row = tl.program_id(0)
+    at = tl.program_id(1) * BD + tl.arange(0, BD)
+    largest = -float("inf")
+    for split in range(splits):
+        largest = tl.maximum(largest, tl.load(largest_in + row * splits + split))
+    shift = tl.where(largest == -float("inf"), 0.0, largest)
+    denominator = 0.0
+    acc = tl.zeros((BD,), tl.float32)
+    for split in range(splits):
+        decay = tl.exp2(tl.load(largest_in + row * splits + split) - shift)
+        denominator += tl.load(denominator_in + row * splits + split) * decay
+        acc += tl.load(sum_in + (row * splits + split).to(tl.int64) * d_v + at, mask=at < d_v, other=0.0) * decay
+    result = normalised(acc, denominator)
+    tl.store(out + row.to(tl.int64) * d_v + at, result.to(out.dtype.element_ty), mask=at < d_v)
+    if LSE and tl.program_id(1) == 0:
+        tl.store(lse + row, log_sum_exp(largest, denominator))
 
 
 @triton.jit
 def scores_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, key_range, ratio, flip, constants, out,
-                  n, m, n_padded, m_padded, hidden, hidden_stored,
+                  batch_size, n, m, n_padded, m_padded, hidden, hidden_stored, units,
                   WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """Raw scores of 16 queries and WIDE keys; grid (query blocks * key tiles * batch)."""
+    """Raw scores of 16 queries and WIDE keys, summed over `units` of the hidden units.
+
+    The grid is (query blocks * key tiles * batch, parts of hidden units); out is (parts, B, n, m). Parts start at
+    multiples of three units, which share a reciprocal.
+    """
     blocks = n_padded // BLOCK
     tiles = m_padded // WIDE
     batch = tl.program_id(0) // (blocks * tiles)
@@ -202,14 +262,17 @@ def scores_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, key
     batch64 = batch.to(tl.int64)
     rows = block * BLOCK + tl.arange(0, BLOCK)
     columns = tile * WIDE + tl.arange(0, WIDE)
+    part = tl.program_id(1)
+    first_unit = part * units
+    unit64 = batch64 * hidden_stored + first_unit
     total = score_total(
-        query_scaled + (batch64 * hidden_stored * n_padded + block * BLOCK),
-        key_factor + (batch64 * hidden_stored * m_padded + tile * WIDE), n_padded, m_padded,
-        query_raw + (batch64 * n + block * BLOCK) * hidden, key_raw + (batch64 * m + tile * WIDE) * hidden,
-        n - block * BLOCK, m - tile * WIDE, ratio, flip, hidden, hidden_stored,
-        query_range + (batch64 * n_padded + block * BLOCK), key_range + (batch64 * m_padded + tile * WIDE),
-        BLOCK, WIDE, INTERPRET,
+        query_scaled + (unit64 * n_padded + block * BLOCK), key_factor + (unit64 * m_padded + tile * WIDE), n_padded,
+        m_padded, query_raw + ((batch64 * n + block * BLOCK) * hidden + first_unit),
+        key_raw + ((batch64 * m + tile * WIDE) * hidden + first_unit), n - block * BLOCK, m - tile * WIDE,
+        ratio + first_unit, flip + first_unit, tl.minimum(units, hidden - first_unit),
+        tl.minimum(units, hidden_stored - first_unit), hidden, query_range + (batch64 * n_padded + block * BLOCK),
+        key_range + (batch64 * m_padded + tile * WIDE), BLOCK, WIDE, INTERPRET,
     )  # fmt: skip
-    score = tl.load(constants + 1) - 2.0 * tl.load(constants) * total
-    at = (batch64 * n + rows[:, None]) * m + columns[None, :]
+    score = tl.where(part == 0, tl.load(constants + 1), 0.0) - 2.0 * tl.load(constants) * total
+    at = ((part * tl.cast(batch_size, tl.int64) + batch64) * n + rows[:, None]) * m + columns[None, :]
     tl.store(out + at, score.to(out.dtype.element_ty), mask=(rows[:, None] < n) & (columns[None, :] < m))

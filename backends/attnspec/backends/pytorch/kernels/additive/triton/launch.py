@@ -17,6 +17,7 @@ from torch import Tensor
 from triton.runtime import driver
 
 from attnspec.backends.pytorch.kernels.additive.triton.factors import factors_kernel, weights_kernel
+from attnspec.backends.pytorch.kernels.additive.triton.forward import combine_kernel
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 BLOCK = 16
@@ -29,32 +30,52 @@ SHARED_BYTES_OF_WIDEST = 104_448
 101,376 bytes."""
 
 
-@dataclass(frozen=True)
-class Tile:
-    """Tile size: `wide` rows of the side along the lanes, against 16 of the other; `warps` of 32 threads."""
-
-    wide: int
-    warps: int
-
-
 def power_of_two(n: int) -> int:
     """Return the smallest power of two that is at least n; 1 for n = 0."""
     return 1 << max(n - 1, 0).bit_length()
 
 
-def tile(length: int, d_v: int, programs: int, processors: int) -> Tile:
-    """Choose a tile by a fixed rule: autotuning would synchronise and cost seconds for each new shape.
+def tile_width(m: int, blocks: int, processors: int) -> int:
+    """Choose the keys of a tile by a fixed rule: autotuning would synchronise and cost seconds for each new shape.
+
+    Short sequences get a narrower tile instead of padding. So do `blocks` of queries with too few tiles of m keys to
+    give each multiprocessor one.
+    """
+    wide = min(max(power_of_two(m), NARROWEST), WIDEST)
+    while wide > NARROWEST and blocks * -(-m // wide) < processors:
+        wide //= 2
+    return wide
+
+
+def tiles_per_program(tiles: int, blocks: int, processors: int) -> int:
+    """Split the tiles of a block's keys over programs, so that each multiprocessor gets one if there are enough tiles.
+
+    Each split has buffers for its sums, so blocks that are as many as the multiprocessors are not split.
+    """
+    return max(tiles // -(-processors // blocks), 1)
+
+
+def tile_warps(wide: int, d_v: int, programs: int, processors: int) -> int:
+    """Return the warps of a tile.
 
     16 x 256 with 2 warps is 64 scores a thread, 8 operations per number loaded; with a wide d_v more warps share the
-    tile of values, which would not fit the registers of two. Short sequences get a narrower tile instead of padding.
-    More warps also share a tile where the programs are too few to give each of a multiprocessor's four schedulers one
-    warp; a term then takes an eighth more instructions.
+    tile of values, which would not fit the registers of two. More warps also share a tile where the programs are too
+    few to give each of a multiprocessor's four schedulers one warp, up to 8 scores a thread, which takes 5.6
+    instructions a term instead of 3.5. `NARROWEST` keys suffice for 4 warps, so schedulers are idle only if there are
+    fewer tiles of so many keys than multiprocessors.
     """
-    wide = min(max(power_of_two(length), NARROWEST), WIDEST)
     warps = max(1, wide // 128, min(power_of_two(d_v) // 32, wide // 32))
-    while warps < wide // 32 and programs * warps < 4 * processors:
+    while warps < wide // 16 and programs * warps < 4 * processors:
         warps *= 2
-    return Tile(wide, warps)
+    return warps
+
+
+def most_score_parts(n: int, m: int, hidden: int) -> int:
+    """Return the most parts of the hidden units over which programs may sum scores, one at least.
+
+    Partial scores may take as much memory as the factors, so that adding them up takes less time than computing them.
+    """
+    return max(min(hidden * (n + m) // (n * m), hidden // 3), 1)
 
 
 @lru_cache(maxsize=8)
@@ -158,6 +179,34 @@ class Factors:
     nonfinite: Tensor
     parts: Tensor
     rows_padded: int
+
+
+@dataclass(frozen=True)
+class Partials:
+    """Attention of rows to each split of their keys: largest scores, denominators, and weighted sums of values.
+
+    Their shapes are (rows, splits), (rows, splits) and (rows, splits, d_v).
+    """
+
+    largest: Tensor
+    denominator: Tensor
+    total: Tensor
+
+
+def empty_partials(like: Tensor, rows: int, splits: int, d_v: int) -> Partials:
+    """Empty buffers for `combine`."""
+    largest = like.new_empty((rows, splits), dtype=torch.float32)
+    return Partials(largest, torch.empty_like(largest), largest.new_empty(rows, splits, d_v))
+
+
+def combine(partials: Partials, out: Tensor, lse: Tensor | None = None) -> None:
+    """Launch `combine_kernel`: write the attention of each row to out and, if wanted, its logarithm to lse."""
+    rows, splits, d_v = partials.total.shape
+    block = min(max(power_of_two(d_v), 16), 256)
+    launch(
+        combine_kernel, (rows, -(-d_v // block)), partials.largest, partials.denominator, partials.total, out,
+        partials.largest if lse is None else lse, splits, d_v, BD=block, LSE=lse is not None, num_warps=1,
+    )  # fmt: skip
 
 
 def number_of_parts(value: Tensor) -> int:

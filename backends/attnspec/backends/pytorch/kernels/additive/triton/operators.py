@@ -30,17 +30,23 @@ from attnspec.backends.pytorch.kernels.additive.triton.launch import (
     BLOCK,
     INTERPRET,
     NARROWEST,
-    WIDEST,
     WIDEST_OF_GRADIENTS,
+    Partials,
+    combine,
     compact_mask,
+    empty_partials,
     factors,
     gradient_splits,
     launch,
     mask_arguments,
+    most_score_parts,
     multiprocessors,
+    padded,
     power_of_two,
     scaled_weights,
-    tile,
+    tile_warps,
+    tile_width,
+    tiles_per_program,
     widest_value,
 )
 from attnspec.backends.pytorch.runtime import autocast
@@ -83,20 +89,29 @@ def _attention(
     lse = value.new_full((batch, n), float("inf"), dtype=torch.float32)
     if out.numel() == 0 or m == 0:
         return out, lse
-    widest = widest_value(value)
-    shape = tile(m, min(d_v, widest), batch * -(-n // BLOCK) * -(-d_v // widest), multiprocessors(a.device))
+    widest, processors = widest_value(value), multiprocessors(a.device)
+    blocks = batch * -(-n // BLOCK) * -(-d_v // widest)
+    wide = tile_width(m, blocks, processors)
     weights = scaled_weights(w_v)
     query = factors(a, weights, BLOCK, scaled=True, unscaled=False)
-    key = factors(b, weights, shape.wide, scaled=False, unscaled=True, value=value)
+    key = factors(b, weights, wide, scaled=False, unscaled=True, value=value)
+    tiles = key.rows_padded // wide
+    per_program = tiles_per_program(tiles, blocks, processors)
+    splits = -(-tiles // per_program)
+    partials = empty_partials(a, batch * n, splits, d_v) if splits > 1 else Partials(lse, lse, out)
     mask_bytes, strides = mask_arguments(mask, a)
     block_d = min(key.parts.shape[-1], widest)
     launch(
-        forward_kernel, (batch * query.rows_padded // BLOCK, -(-d_v // block_d)), query.scaled, key.unscaled, a, b,
-        query.ranges, key.ranges, key.nonfinite, weights.ratio, weights.flip, weights.constants, value, key.parts,
-        mask_bytes, out, lse, n, m, query.rows_padded, key.rows_padded, hidden, weights.stored, d_v,
-        key.parts.shape[-1], key.parts[:1].numel(), inner, *strides, WIDE=shape.wide, BD=block_d, CAUSAL=causal,
-        MASK=mask is not None, PARTS=key.parts.shape[0], INTERPRET=INTERPRET, num_warps=shape.warps, num_stages=2,
+        forward_kernel, (batch * query.rows_padded // BLOCK, -(-d_v // block_d), splits), query.scaled, key.unscaled,
+        a, b, query.ranges, key.ranges, key.nonfinite, weights.ratio, weights.flip, weights.constants, value,
+        key.parts, mask_bytes, partials.total, partials.largest, partials.denominator, n, m, query.rows_padded,
+        key.rows_padded, hidden, weights.stored, d_v, key.parts.shape[-1], key.parts[:1].numel(), per_program * wide,
+        inner, *strides, WIDE=wide, BD=block_d, CAUSAL=causal, MASK=mask is not None, SPLIT=splits > 1,
+        PARTS=key.parts.shape[0], INTERPRET=INTERPRET, num_stages=2,
+        num_warps=tile_warps(wide, min(d_v, widest), blocks * splits, processors),
     )  # fmt: skip
+    if splits > 1:
+        combine(partials, out, lse)
     return out, lse
 
 
@@ -203,20 +218,24 @@ def _scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     a, b, w_v = a.contiguous(), b.contiguous(), w_v.contiguous()
     batch, n, hidden = a.shape
     m = b.shape[1]
-    out = a.new_empty(batch, n, m)
-    if out.numel() == 0:
-        return out
-    shape = tile(m, 1, batch * -(-n // BLOCK) * -(-m // WIDEST), multiprocessors(a.device))
+    if 0 in (batch, n, m):
+        return a.new_empty(batch, n, m)
+    blocks, processors = batch * -(-n // BLOCK), multiprocessors(a.device)
+    wide = tile_width(m, blocks, processors)
     weights = scaled_weights(w_v)
     query = factors(a, weights, BLOCK, scaled=True, unscaled=False)
-    key = factors(b, weights, shape.wide, scaled=False, unscaled=True)
-    tiles = key.rows_padded // shape.wide
+    key = factors(b, weights, wide, scaled=False, unscaled=True)
+    programs = blocks * key.rows_padded // wide
+    most_parts = min(-(-processors // programs), most_score_parts(n, m, hidden))
+    units = max(padded(-(-hidden // most_parts), 3), 3)
+    parts = max(-(-hidden // units), 1)
+    out = a.new_empty((parts, batch, n, m), dtype=torch.float32 if parts > 1 else a.dtype)
     launch(
-        scores_kernel, (batch * query.rows_padded // BLOCK * tiles,), query.scaled, key.unscaled, a, b, query.ranges,
-        key.ranges, weights.ratio, weights.flip, weights.constants, out, n, m, query.rows_padded, key.rows_padded,
-        hidden, weights.stored, WIDE=shape.wide, INTERPRET=INTERPRET, num_warps=shape.warps,
+        scores_kernel, (programs, parts), query.scaled, key.unscaled, a, b, query.ranges, key.ranges, weights.ratio,
+        weights.flip, weights.constants, out, batch, n, m, query.rows_padded, key.rows_padded, hidden, weights.stored,
+        units, WIDE=wide, INTERPRET=INTERPRET, num_warps=tile_warps(wide, 1, programs * parts, processors),
     )  # fmt: skip
-    return out
+    return out.sum(0).to(a.dtype) if parts > 1 else out[0]
 
 
 @_scores.register_fake
