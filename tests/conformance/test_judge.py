@@ -403,6 +403,8 @@ LSTM = inputs("lstm_cell").values_by_name["parameters"]
      f"{SDPA}: expected floats of a single dtype, one of .*; got query in float64, key in float32, value in float32"),
     ((SDPA, *[ONES] * 4), {"precision": "exact"}, ValueError, "expected .*; got 'exact'"),
     ((SDPA, *[ONES] * 4), {"semantics": {"fully_masked": "one"}}, ValueError, "semantics fully_masked: expected"),
+    ((SDPA, *[ONES] * 4), {"semantics": {"gru_reset": "after"}}, ValueError,
+     f"semantics: expected questions that {SDPA} reads, fully_masked, .*; got gru_reset"),
     ((len, ONES), {}, TypeError, "judge: expected the name of an operation; got builtin_function_or_method"),
     ((SDPA, *[ONES] * 4), {"seed": "x"}, TypeError, "judge: seed: expected an integer of at least 0; got 'x'"),
     ((SDPA, *[ONES] * 4), {"seed": True}, TypeError, "judge: seed: expected an integer of at least 0; got True"),

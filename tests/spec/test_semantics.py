@@ -161,6 +161,49 @@ def test_an_invalid_declaration_by_operation_is_refused(declared: Any, message: 
     assert str(raised.value) == message
 
 
+def demand_read(declared: Any, *provided: str) -> None:
+    DeclaredSemantics.of(declared, OPERATIONS).demand_read([OPERATIONS[name] for name in provided], OPERATIONS)
+
+
+def test_an_operation_reads_what_it_declares() -> None:
+    demand_read({"fully_masked": "nan"}, "softmax", "dot_scores")
+    demand_read({"softmax": {"fully_masked": "nan"}, "*": {"gru_reset": "after"}}, "softmax", "gru")
+    demand_read({"softmax": {"gru_reset": "before"}}, "softmax")  # the normative choice declares no difference
+    demand_read({"gru_reset": "after"})  # a backend without operations is refused for that reason
+
+
+@pytest.mark.parametrize(
+    ("declared", "provided", "message"),
+    [
+        (
+            {"fully_masked": "nan", "gru_reset": "after"},
+            ["gru_cell"],
+            "semantics: expected questions that gru_cell reads, gru_reset, repeatability, rejection; got fully_masked",
+        ),
+        (
+            {"gru_cell": {"fully_masked": "nan"}},
+            ["gru_cell", "softmax"],
+            "semantics: expected questions that gru_cell reads, gru_reset, repeatability, rejection; got fully_masked",
+        ),
+        (
+            {"causal_mask": {"gru_reset": "after", "no_keys": "nan"}},
+            ["softmax"],
+            "semantics: expected questions that causal_mask reads, rejection; got no_keys, gru_reset",
+        ),
+        (
+            {"softmax": {"fully_masked": "nan"}, "*": {"no_keys": "nan"}},
+            ["gru_cell", "gru"],
+            "semantics: expected questions that the backend's operations read, gru_reset, repeatability, rejection; "
+            "got no_keys",
+        ),
+    ],
+)
+def test_a_choice_that_no_operation_reads_is_refused(declared: Any, provided: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=r"^semantics") as raised:
+        demand_read(declared, *provided)
+    assert str(raised.value) == message
+
+
 def test_rows_without_keys_by_way_of_masking() -> None:
     declared = Semantics.of({"fully_masked": {"no-batch": "nan", "full": "zero"}})
     ways = {"full": "zero", "queries-alike": "zero", "keys-alike": "zero", "no-batch": "nan"}

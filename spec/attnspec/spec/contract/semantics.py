@@ -10,7 +10,7 @@ is about. A choice that the reference's formulas read, such as the pairing of a 
 formulas read it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -267,3 +267,22 @@ class DeclaredSemantics:
             parts = {name: Semantics.of(d) for name, d in declared.items()}
             return cls(parts.pop("*", Semantics()), parts)
         return cls(Semantics.of(declared))
+
+    def demand_read(self, provided: Iterable[Operation], operations: Mapping[str, Operation]) -> None:
+        """Refuse a choice that no operation reads; ``ValueError`` names the questions that are read.
+
+        A choice for one operation is read by that operation, a choice for all by at least one of ``provided``.
+        """
+        for name, chosen in self.per_operation.items():
+            _demand_read(chosen, [operations[name]])
+        if read_by := list(provided):
+            _demand_read(self.default, read_by)
+
+
+def _demand_read(chosen: Semantics, readers: Sequence[Operation]) -> None:
+    read = [q.name for q in QUESTIONS.values() if any(q.concerns(operation) for operation in readers)]
+    unread = [q.name for q in QUESTIONS.values() if getattr(chosen, q.name) != q.normative and q.name not in read]
+    if unread:
+        readers_text = f"{readers[0].name} reads" if len(readers) == 1 else "the backend's operations read"
+        known = ", ".join(read) or "of which there are none"
+        raise ValueError(f"semantics: expected questions that {readers_text}, {known}; got {', '.join(unread)}")
