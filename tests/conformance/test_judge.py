@@ -15,7 +15,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample
-from attnspec.reference import REFERENCE
+from attnspec.reference import REFERENCE, choosing
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.shapes import ShapeError, results
 from attnspec.spec.contract.tree import Kind
@@ -145,6 +145,25 @@ def test_semantics_and_precision_can_be_declared() -> None:
     assert not judge(SDPA, rounded, query, key, value)
     assert judge(SDPA, rounded, query, key, value, precision="tf32")
     assert judge(SDPA, rounded, query, key, value, precision={"float32": "tf32"})
+
+
+CHOICES = [
+    ("gru_cell", {"gru_reset": "after"}),
+    ("gru_cell", {"gru_update": "candidate"}),
+    ("lstm_cell", {"lstm_forget_bias": "plus-one"}),
+]
+
+
+@pytest.mark.parametrize(("operation", "choices"), CHOICES)
+def test_a_choice_of_the_formula_is_accepted_where_it_is_declared(operation: str, choices: dict[str, str]) -> None:
+    arguments = inputs(operation, 3, queries=5, keys=5)
+    normative = REFERENCE[operation](**arguments.values_by_name)
+    with choosing(**choices):
+        output = REFERENCE[operation](**arguments.values_by_name)
+    assert judge(operation, normative, **arguments.passed)
+    assert judge(operation, output, **arguments.passed, semantics=choices)
+    assert not judge(operation, output, **arguments.passed)
+    assert not judge(operation, normative, **arguments.passed, semantics=choices)
 
 
 @pytest.mark.parametrize(("choice", "row"), [("zero", 0.0), ("nan", np.nan), ("uniform", None)])

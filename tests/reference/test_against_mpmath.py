@@ -216,6 +216,8 @@ def gru(a: dict[str, Any]) -> list[Any]:
     else:
         of_state = affine(h, p.w_hh, [0] * len(h))
         seen = [u + r * v for u, r, v in zip(affine(x, p.w_xh, p.b_h), reset, of_state, strict=True)]
+    if choice("gru_update") == "candidate":
+        update = [1 - z for z in update]
     return [z * y + (1 - z) * mp.tanh(s) for z, y, s in zip(update, h, seen, strict=True)]
 
 
@@ -227,7 +229,8 @@ def lstm(a: dict[str, Any]) -> list[list[Any]]:
         columns = zip(*of_input, strict=True), zip(*of_state, strict=True)
         return [dot(a["x"], w) + dot(h, u) + b for w, u, b in zip(*columns, bias, strict=True)]
 
-    i, f, o = ([sigmoid(x) for x in sums(gate)] for gate in "ifo")
+    more = 1 if choice("lstm_forget_bias") == "plus-one" else 0
+    i, f, o = ([sigmoid(x + (more if gate == "f" else 0)) for x in sums(gate)] for gate in "ifo")
     cell = [f[k] * c[k] + i[k] * mp.tanh(x) for k, x in enumerate(sums("c"))]
     return [[o[k] * mp.tanh(x) for k, x in enumerate(cell)], cell]
 

@@ -67,11 +67,18 @@ def test_an_odd_number_of_columns_concerns_encodings() -> None:
 
 def test_the_reset_gate_concerns_what_has_parameters_of_a_gru() -> None:
     assert concerned("gru_reset") == {o.name for o in JUDGED if any(leaf.path.endswith("w_hr") for leaf in o.leaves)}
+    assert concerned("gru_update") == concerned("gru_reset")
+
+
+def test_the_forget_gate_concerns_what_has_parameters_of_an_lstm() -> None:
+    with_gate = {o.name for o in JUDGED if any(leaf.path.endswith("w_hf") for leaf in o.leaves)}
+    assert concerned("lstm_forget_bias") == with_gate
 
 
 @pytest.mark.parametrize("name", ["repeatability", "gru"])
 def test_records_depend_on_questions_that_formulas_ask(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^depends_on: expected one of gru_reset, rotary_pairs; got '{name}'$"):
+    known = "gru_reset, gru_update, lstm_forget_bias, rotary_pairs"
+    with pytest.raises(ValueError, match=f"^depends_on: expected one of {known}; got '{name}'$"):
         depends_on(name)
 
 
@@ -161,6 +168,9 @@ def test_an_invalid_declaration_by_operation_is_refused(declared: Any, message: 
     assert str(raised.value) == message
 
 
+READ_BY_GRU = "gru_reset, gru_update, repeatability, rejection"
+
+
 def demand_read(declared: Any, *provided: str) -> None:
     DeclaredSemantics.of(declared, OPERATIONS).demand_read([OPERATIONS[name] for name in provided], OPERATIONS)
 
@@ -178,12 +188,12 @@ def test_an_operation_reads_what_it_declares() -> None:
         (
             {"fully_masked": "nan", "gru_reset": "after"},
             ["gru_cell"],
-            "semantics: expected questions that gru_cell reads, gru_reset, repeatability, rejection; got fully_masked",
+            f"semantics: expected questions that gru_cell reads, {READ_BY_GRU}; got fully_masked",
         ),
         (
             {"gru_cell": {"fully_masked": "nan"}},
             ["gru_cell", "softmax"],
-            "semantics: expected questions that gru_cell reads, gru_reset, repeatability, rejection; got fully_masked",
+            f"semantics: expected questions that gru_cell reads, {READ_BY_GRU}; got fully_masked",
         ),
         (
             {"causal_mask": {"gru_reset": "after", "no_keys": "nan"}},
@@ -193,8 +203,7 @@ def test_an_operation_reads_what_it_declares() -> None:
         (
             {"softmax": {"fully_masked": "nan"}, "*": {"no_keys": "nan"}},
             ["gru_cell", "gru"],
-            "semantics: expected questions that the backend's operations read, gru_reset, repeatability, rejection; "
-            "got no_keys",
+            f"semantics: expected questions that the backend's operations read, {READ_BY_GRU}; got no_keys",
         ),
     ],
 )

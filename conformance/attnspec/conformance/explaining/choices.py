@@ -22,6 +22,10 @@ VISIBLE_EFFECTS = {
     ("no_keys", "nan"): "Without keys the result is NaN",
     ("gru_reset", "before"): "The reset gate multiplies the state before the recurrent product",
     ("gru_reset", "after"): "The reset gate multiplies the recurrent product",
+    ("gru_update", "state"): "The update gate multiplies the state",
+    ("gru_update", "candidate"): "The update gate multiplies the candidate",
+    ("lstm_forget_bias", "as-given"): "The forget gate's bias is added as it is given",
+    ("lstm_forget_bias", "plus-one"): "1 is added to the forget gate's bias",
     ("rotary_pairs", "interleaved"): "Features 2i and 2i + 1 are turned together",
     ("rotary_pairs", "halves"): "Features i and i + d/2 are turned together",
 }

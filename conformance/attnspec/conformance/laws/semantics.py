@@ -6,7 +6,7 @@ row without attendable keys may depend.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
 import numpy as np
@@ -32,7 +32,7 @@ from attnspec.conformance.laws.common import live_rows, sample, wide, with_featu
 from attnspec.conformance.laws.rows_without_keys import oracle_of_averages
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import CAUSAL
-from attnspec.spec.contract.semantics import ENCODINGS, QUESTIONS, spelled
+from attnspec.spec.contract.semantics import ENCODINGS, QUESTIONS, choices_of_formula, spelled
 from attnspec.spec.contract.tree import Leaf, as_tuple
 from attnspec.spec.laws.semantics import SEMANTICS
 
@@ -360,6 +360,19 @@ def gru_reset(subject: Subject, rng: np.random.Generator) -> Observations:
     return [Observation(choice, x) for x in tried for choice in _fitting(subject, x, "gru_reset")]
 
 
+@probes("gru_update")
+def gru_update(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Compare the result with the formula under each choice."""
+    return [Observation(choice, x) for x in samples(subject, rng) for choice in _fitting(subject, x, "gru_update")]
+
+
+@probes("lstm_forget_bias")
+def lstm_forget_bias(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Compare the result with the formula under each choice."""
+    tried = samples(subject, rng)
+    return [Observation(choice, x) for x in tried for choice in _fitting(subject, x, "lstm_forget_bias")]
+
+
 @probes("rotary_pairs")
 def rotary_pairs(subject: Subject, rng: np.random.Generator) -> Observations:
     """Compare the result with the formula under each choice."""
@@ -367,19 +380,34 @@ def rotary_pairs(subject: Subject, rng: np.random.Generator) -> Observations:
 
 
 def _fitting(subject: Subject, arguments: Arguments, question: str) -> list[str]:
-    """The first choice whose formula fits; empty if all fit, a violation if none does."""
-    got, choices = subject.results(arguments), QUESTIONS[question].choices
-    fitting = []
-    for choice in choices:
-        oracles = subject.normative_oracles(arguments, choices={**subject.choices, question: choice})
-        if all((np.abs(wide(got[path]) - x.value) <= x.budget).all() for path, x in oracles.items()):
-            fitting.append(choice)
+    """The first choice whose formula fits; empty if all fit, a violation if none does.
+
+    If none fits under the declared choices of other questions, it may fit under others: both are declared wrong.
+    """
+    choices = QUESTIONS[question].choices
+    fitting = [x for x in choices if _fits(subject, arguments, {**subject.choices, question: x})]
+    if not fitting:
+        others = list(_combinations(subject, question))
+        fitting = [x for x in choices if any(_fits(subject, arguments, {**o, question: x}) for o in others)]
     if not fitting:
         oracles = subject.normative_oracles(arguments)
         expected, budgets = ({p: x.value for p, x in oracles.items()}, {p: x.budget for p, x in oracles.items()})
         prefix = f"{question} cannot be determined: no choice fits; under the normative one"
-        subject.all_match(got, expected, budgets, arguments, prefix)
+        subject.all_match(subject.results(arguments), expected, budgets, arguments, prefix)
     return [] if len(fitting) == len(choices) else fitting[:1]
+
+
+def _fits(subject: Subject, arguments: Arguments, choices: Mapping[str, str]) -> bool:
+    got, oracles = subject.results(arguments), subject.normative_oracles(arguments, choices=choices)
+    return all((np.abs(wide(got[path]) - x.value) <= x.budget).all() for path, x in oracles.items())
+
+
+def _combinations(subject: Subject, question: str) -> Iterator[dict[str, str]]:
+    """All choices of the other questions that the formula reads; of rows without keys the declared one alone."""
+    choices = {**choices_of_formula(subject.operation), "fully_masked": ()}
+    others = {name: x for name, x in choices.items() if name != question and x}
+    for combination in product(*others.values()):
+        yield {**subject.choices, **dict(zip(others, combination, strict=True))}
 
 
 @probes("repeatability")

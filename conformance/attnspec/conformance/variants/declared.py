@@ -11,7 +11,18 @@ from attnspec.spec.kernels import GroupedQueryAttention, VariableLengthAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AveragePooling, NadarayaWatson
 from attnspec.spec.positional import SinusoidalPositionalEncoding
-from attnspec.spec.recurrent import GRU, BidirectionalGRU, GRUCell, GRUParameters, StackedGRU
+from attnspec.spec.recurrent import (
+    GRU,
+    LSTM,
+    BidirectionalGRU,
+    BidirectionalLSTM,
+    GRUCell,
+    GRUParameters,
+    LSTMCell,
+    LSTMParameters,
+    StackedGRU,
+    StackedLSTM,
+)
 from attnspec.spec.scoring import DotScores
 from attnspec.spec.seq2seq import BahdanauContext
 from attnspec.spec.transformer import CachedDecoderStep, DecoderLayer, DecoderOnly, EncoderStack
@@ -203,6 +214,32 @@ class ResetAfter(Formulas):
     def gru_candidate(self, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
         """Candidate with R ⊙ (H W_hh)."""
         return self.state_activation(self.reset_after_product(x, h, reset, p))
+
+
+@variant(
+    "update gate of the candidate, declared",
+    operations=(GRUCell, GRU, BidirectionalGRU, StackedGRU),
+    declares={"gru_update": "candidate"},
+)
+class UpdateOfCandidate(Formulas):
+    """The update gate multiplies the candidate, as in haiku."""
+
+    def gru_update(self, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
+        """The new state (1 − Z) ⊙ H + Z ⊙ H̃."""
+        return h + update * (candidate - h)
+
+
+@variant(
+    "1 added in the forget gate, declared",
+    operations=(LSTMCell, LSTM, BidirectionalLSTM, StackedLSTM),
+    declares={"lstm_forget_bias": "plus-one"},
+)
+class ForgetPlusOne(Formulas):
+    """The forget gate is σ(… + 1), as in haiku and in TensorFlow 1."""
+
+    def forget_bias(self, p: LSTMParameters[Numbers]) -> Numbers:
+        """The bias plus 1."""
+        return 1 + p.b_f
 
 
 @variant(

@@ -166,6 +166,12 @@ class Semantics:
     gru_reset: Literal["before", "after"] = question(
         "before", "Does the reset gate of a GRU multiply the state before the recurrent product, or the product?"
     )
+    gru_update: Literal["state", "candidate"] = question(
+        "state", "Does the update gate of a GRU multiply the state before, or the candidate?"
+    )
+    lstm_forget_bias: Literal["as-given", "plus-one"] = question(
+        "as-given", "Is the bias of an LSTM's forget gate added as it is given, or with 1 more?"
+    )
     rotary_pairs: Literal["interleaved", "halves"] = question(
         "interleaved", "Does a rotary embedding turn features 2i and 2i + 1 together, or i and i + d/2?"
     )
