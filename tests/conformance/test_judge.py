@@ -31,11 +31,13 @@ class NoOperations:
     name = "nothing"
 
 
-def inputs(operation: str, *batch: int, queries: int = 4, keys: int = 4, features: int = 4, seed: int = 0) -> Arguments:
-    """Normal arguments of an operation, with two heads if it has any."""
+def inputs(
+    operation: str, *batch: int, queries: int = 4, keys: int = 4, features: int = 4, heads: int = 2, seed: int = 0
+) -> Arguments:
+    """Normal arguments of an operation, by default with two heads if it has any."""
     subject = Subject(NoOperations(), Contract.of(NoOperations()), OPERATIONS[operation], "float32", "cpu")
     rng = np.random.default_rng(seed)
-    return sample(subject, rng, batch, queries=queries, keys=keys, heads=2, features=features)
+    return sample(subject, rng, batch, queries=queries, keys=keys, heads=heads, features=features)
 
 
 def attention(queries: int, keys: int, features: int = 4) -> tuple[Numbers, ...]:
@@ -151,12 +153,17 @@ CHOICES = [
     ("gru_cell", {"gru_reset": "after"}),
     ("gru_cell", {"gru_update": "candidate"}),
     ("lstm_cell", {"lstm_forget_bias": "plus-one"}),
+    ("grouped_query_attention", {"head_groups": "interleaved"}),
+    ("variable_length_attention", {"head_groups": "interleaved"}),
+    ("grouped_query_attention", {"alibi_distances": "signed"}),
 ]
 
 
 @pytest.mark.parametrize(("operation", "choices"), CHOICES)
 def test_a_choice_of_the_formula_is_accepted_where_it_is_declared(operation: str, choices: dict[str, str]) -> None:
-    arguments = inputs(operation, 3, queries=5, keys=5)
+    arguments = inputs(operation, 3, queries=5, keys=5, heads=4)
+    if "alibi_distances" in choices:
+        arguments = arguments.replaced({"slopes": np.array([0.5, 0.25, 0.125, 1.0], np.float32)})
     normative = REFERENCE[operation](**arguments.values_by_name)
     with choosing(**choices):
         output = REFERENCE[operation](**arguments.values_by_name)

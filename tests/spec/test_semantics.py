@@ -6,6 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from attnspec.spec import OPERATIONS, QUESTIONS, Semantics
+from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.semantics import DeclaredSemantics, depends_on
 from attnspec.spec.contract.tree import Kind
 
@@ -70,6 +71,14 @@ def test_the_reset_gate_concerns_what_has_parameters_of_a_gru() -> None:
     assert concerned("gru_update") == concerned("gru_reset")
 
 
+def test_groups_of_heads_concern_what_has_heads_of_keys() -> None:
+    assert concerned("head_groups") == {o.name for o in JUDGED if o.sizes_of(Axis.GROUP)}
+
+
+def test_distances_concern_what_has_slopes() -> None:
+    assert concerned("alibi_distances") == {o.name for o in JUDGED if o.part(ScoreEffect.SLOPES)}
+
+
 def test_the_forget_gate_concerns_what_has_parameters_of_an_lstm() -> None:
     with_gate = {o.name for o in JUDGED if any(leaf.path.endswith("w_hf") for leaf in o.leaves)}
     assert concerned("lstm_forget_bias") == with_gate
@@ -77,7 +86,7 @@ def test_the_forget_gate_concerns_what_has_parameters_of_an_lstm() -> None:
 
 @pytest.mark.parametrize("name", ["repeatability", "gru"])
 def test_records_depend_on_questions_that_formulas_ask(name: str) -> None:
-    known = "gru_reset, gru_update, lstm_forget_bias, rotary_pairs"
+    known = "gru_reset, gru_update, lstm_forget_bias, rotary_pairs, head_groups, alibi_distances"
     with pytest.raises(ValueError, match=f"^depends_on: expected one of {known}; got '{name}'$"):
         depends_on(name)
 

@@ -26,6 +26,10 @@ VISIBLE_EFFECTS = {
     ("gru_update", "candidate"): "The update gate multiplies the candidate",
     ("lstm_forget_bias", "as-given"): "The forget gate's bias is added as it is given",
     ("lstm_forget_bias", "plus-one"): "1 is added to the forget gate's bias",
+    ("head_groups", "blocks"): "Consecutive query heads share a key head",
+    ("head_groups", "interleaved"): "Query heads take key heads in turn",
+    ("alibi_distances", "absolute"): "Linear biases penalise the distance |i − j|",
+    ("alibi_distances", "signed"): "Linear biases penalise i − j, negative for later keys",
     ("rotary_pairs", "interleaved"): "Features 2i and 2i + 1 are turned together",
     ("rotary_pairs", "halves"): "Features i and i + d/2 are turned together",
 }

@@ -30,7 +30,7 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import live_rows, sample, wide, with_feature_axes
 from attnspec.conformance.laws.rows_without_keys import oracle_of_averages
-from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.registration import CAUSAL
 from attnspec.spec.contract.semantics import ENCODINGS, QUESTIONS, choices_of_formula, spelled
 from attnspec.spec.contract.tree import Leaf, as_tuple
@@ -379,6 +379,32 @@ def rotary_pairs(subject: Subject, rng: np.random.Generator) -> Observations:
     return [Observation(choice, x) for x in samples(subject, rng) for choice in _fitting(subject, x, "rotary_pairs")]
 
 
+@probes("head_groups")
+def head_groups(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Compare the result of two key heads with three query heads each with the formula under each choice."""
+    (of_keys,), (of_group,) = subject.operation.sizes_of(Axis.HEAD), subject.operation.sizes_of(Axis.GROUP)
+    seen: Observations = []
+    for batch, queries, keys, features in SIZES[: 1 if _probes_once(subject) else 3]:
+        sizes = {of_keys: 2, of_group: 3}
+        sampled = sample(subject, rng, batch, queries=queries, keys=keys, features=features, sizes=sizes)
+        seen += [Observation(choice, sampled) for choice in _fitting(subject, sampled, "head_groups")]
+    return seen
+
+
+@probes("alibi_distances")
+def alibi_distances(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Pass slopes without a causal mask: the choices differ at later keys."""
+    path = subject.operation.part(ScoreEffect.SLOPES)
+    seen: Observations = []
+    if not subject.limits.has(path):
+        return seen
+    for sampled in samples(subject, rng):
+        heads = sampled.array(subject.operation.queries[0].path).shape[-3]
+        with_slopes = sampled.replaced({path: subject.exact(2.0 ** -(1.0 + np.arange(heads)))})
+        seen += [Observation(choice, with_slopes) for choice in _fitting(subject, with_slopes, "alibi_distances")]
+    return seen
+
+
 def _fitting(subject: Subject, arguments: Arguments, question: str) -> list[str]:
     """The first choice whose formula fits; empty if all fit, a violation if none does.
 
@@ -398,8 +424,12 @@ def _fitting(subject: Subject, arguments: Arguments, question: str) -> list[str]
 
 
 def _fits(subject: Subject, arguments: Arguments, choices: Mapping[str, str]) -> bool:
-    got, oracles = subject.results(arguments), subject.normative_oracles(arguments, choices=choices)
-    return all((np.abs(wide(got[path]) - x.value) <= x.budget).all() for path, x in oracles.items())
+    results, oracles = subject.results(arguments), subject.normative_oracles(arguments, choices=choices)
+    with np.errstate(invalid="ignore"):  # logarithms of rows without keys are −∞
+        near = [
+            (wide(results[p]) == x.value) | (np.abs(wide(results[p]) - x.value) <= x.budget) for p, x in oracles.items()
+        ]
+    return all(x.all() for x in near)
 
 
 def _combinations(subject: Subject, question: str) -> Iterator[dict[str, str]]:

@@ -17,6 +17,7 @@ from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import Arguments, Gradients, mask_of
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
+from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention, VariableLengthAttention
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AttentionPooling, AveragePooling, NadarayaWatson
@@ -366,6 +367,32 @@ def forget_plus_one(correct: Formulas, p: LSTMParameters[Numbers]) -> Numbers:
 def forget_as_given_after_all(correct: Formulas, p: LSTMParameters[Numbers]) -> Numbers:
     """The forget gate's bias is added as it is given, but 1 more is declared."""
     return Formulas.forget_bias(correct, p)
+
+
+@mutant(
+    "query heads in blocks, declared interleaved",
+    replaces="repeat_heads",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
+    declares={"head_groups": "interleaved"},
+    breaks=("semantics.head_groups", "kernels.grouped-heads-share-keys", "operation.oracle"),
+    source="onnx/onnx#7274: the order of heads was mended, its description was not",
+)
+def blocks_after_all(correct: Formulas, x: Numbers, group: int) -> Numbers:
+    """Consecutive query heads share a key head, as specified, but are declared to take turns."""
+    return Formulas.repeat_heads(correct, x, group)
+
+
+@mutant(
+    "absolute distances, declared signed",
+    replaces="distances",
+    operations=(GroupedQueryAttention,),
+    declares={"alibi_distances": "signed"},
+    breaks=("semantics.alibi_distances", "kernels.slopes-and-sinks-are-biases", "operation.oracle"),
+    source="a declaration for causal attention, where both are the same",
+)
+def absolute_after_all(correct: Formulas, n: int, m: int) -> Numbers:
+    """Linear biases penalise |i − j|, as specified, but are declared to penalise i − j."""
+    return Formulas.distances(correct, n, m)
 
 
 @mutant(

@@ -7,7 +7,7 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.variants.registry import variant
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
-from attnspec.spec.kernels import GroupedQueryAttention, VariableLengthAttention
+from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention, VariableLengthAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AveragePooling, NadarayaWatson
 from attnspec.spec.positional import SinusoidalPositionalEncoding
@@ -149,6 +149,44 @@ class DistancesFromBottomRight(Formulas):
     def distances(self, n: int, m: int) -> Numbers:
         """Distances |i + m − n − j|."""
         return np.abs(np.arange(n)[:, None] + (m - n) - np.arange(m))
+
+
+@variant(
+    "query heads interleaved, declared",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
+    declares={"head_groups": "interleaved"},
+)
+class InterleavedHeads(Formulas):
+    """Query head r reads key head r mod heads_k."""
+
+    def repeat_heads(self, x: Numbers, group: int) -> Numbers:
+        """The key heads one after the other, ``group`` times."""
+        return np.concatenate([x] * group, axis=-3)
+
+
+@variant(
+    "signed distances from the bottom right, declared",
+    operations=(GroupedQueryAttention,),
+    declares={"alibi_distances": "signed", "causal_alignment": "bottom-right"},
+)
+class SignedDistances(Formulas):
+    """Linear biases raise the scores of later keys, as in code that was written for causal attention."""
+
+    def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+        """The mask joined with j ≤ i + m − n."""
+        triangle = np.tri(n, m, m - n, dtype=bool) if causal else None
+        return mask if triangle is None else triangle if mask is None else mask & triangle
+
+    def sliding_window_mask(self, n: int, m: int, *, window: Any = None) -> Numbers:
+        """The keys in a window around i + m − n."""
+        left, right = (None, None) if window is None else window
+        beyond = np.arange(m) - np.arange(n)[:, None] - (m - n)
+        near = np.ones((n, m), bool) if left is None else beyond >= -left
+        return near if right is None else near & (beyond <= right)
+
+    def distances(self, n: int, m: int) -> Numbers:
+        """The distances i + m − n − j, negative for later keys."""
+        return np.arange(n)[:, None] + (m - n) - np.arange(m)
 
 
 @variant(

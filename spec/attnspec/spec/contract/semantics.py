@@ -175,6 +175,12 @@ class Semantics:
     rotary_pairs: Literal["interleaved", "halves"] = question(
         "interleaved", "Does a rotary embedding turn features 2i and 2i + 1 together, or i and i + d/2?"
     )
+    head_groups: Literal["blocks", "interleaved"] = question(
+        "blocks", "Do consecutive query heads share a key head (r // group), or is r mod heads_k the key head of r?"
+    )
+    alibi_distances: Literal["absolute", "signed"] = question(
+        "absolute", "Do linear biases penalise |i − j|, or i − j, which is negative for later keys?"
+    )
     repeatability: Literal["bitwise", "within-budget"] = question(
         "bitwise", "Does the same call give the same bits?", lambda o: o.float_result, allowing="within-budget"
     )
