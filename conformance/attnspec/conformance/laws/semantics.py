@@ -381,7 +381,7 @@ def rotary_pairs(subject: Subject, rng: np.random.Generator) -> Observations:
 
 @probes("head_groups")
 def head_groups(subject: Subject, rng: np.random.Generator) -> Observations:
-    """Compare the result of two key heads with three query heads each with the formula under each choice."""
+    """Compare two key heads of three query heads each with the formula under each choice."""
     (of_keys,), (of_group,) = subject.operation.sizes_of(Axis.HEAD), subject.operation.sizes_of(Axis.GROUP)
     seen: Observations = []
     for batch, queries, keys, features in SIZES[: 1 if _probes_once(subject) else 3]:

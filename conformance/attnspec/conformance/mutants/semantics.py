@@ -391,7 +391,7 @@ def blocks_after_all(correct: Formulas, x: Numbers, group: int) -> Numbers:
     source="a declaration for causal attention, where both are the same",
 )
 def absolute_after_all(correct: Formulas, n: int, m: int) -> Numbers:
-    """Linear biases penalise |i − j|, as specified, but are declared to penalise i − j."""
+    """Linear biases penalise |i − j|, as specified; i − j is declared."""
     return Formulas.distances(correct, n, m)
 
 

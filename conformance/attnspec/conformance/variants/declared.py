@@ -170,7 +170,7 @@ class InterleavedHeads(Formulas):
     declares={"alibi_distances": "signed", "causal_alignment": "bottom-right"},
 )
 class SignedDistances(Formulas):
-    """Linear biases raise the scores of later keys, as in code that was written for causal attention."""
+    """Linear biases raise the scores of later keys."""
 
     def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
         """The mask joined with j ≤ i + m − n."""

@@ -53,7 +53,7 @@ class Recurrent(Attention):
         return of_input + reset * of_state + p.b_h
 
     def gru_update(self, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
-        """Mean of state and candidate with the update gate as weight of the one that ``gru_update`` chooses."""
+        """Mean of state and candidate; the update gate weighs one of them, as ``gru_update`` says."""
         if choice("gru_update") == "candidate":
             return (1 - update) * h + update * candidate
         return update * h + (1 - update) * candidate
