@@ -1,5 +1,7 @@
 """JAX's own attention as a backend: what it provides, declares and refuses."""
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,29 @@ def draw(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
 
 def arrays(*jax_arrays: jax.Array) -> list[Any]:
     return [np.asarray(x) for x in jax_arrays]
+
+
+def choices_of_jax() -> dict[str, str]:
+    """Choices of ``jax.nn.dot_product_attention``, seen on scores that are all 0."""
+    scores, value = jnp.zeros((1, 3, 1, 4)), jnp.arange(1.0, 4.0)[None, :, None, None] * jnp.ones((1, 3, 1, 4))
+    attend = jax.nn.dot_product_attention
+    nothing = attend(scores, scores, value, mask=jnp.zeros((1, 1, 3, 3), bool))
+    causal = attend(scores[:, :2], scores, value, is_causal=True)
+    masked = attend(scores, scores, value.at[:, 2].set(jnp.nan), mask=jnp.array([True, True, False])[None, None, None])
+    of_heads = jnp.array([1.0, 2.0])[None, None, :, None] * jnp.ones((1, 3, 2, 4))
+    heads = attend(jnp.zeros((1, 1, 4, 4)), jnp.zeros((1, 3, 2, 4)), of_heads)[0, 0, :, 0]
+    return {
+        "fully_masked": "uniform" if (jnp.round(nothing) == 2).all() else "zero",
+        "causal_alignment": "top-left" if causal[0, 0, 0, 0] == 1 else "bottom-right",
+        "masked_nonfinite": "propagates" if jnp.isnan(masked).all() else "excluded",
+        "head_groups": "blocks" if (jnp.round(heads) == jnp.array([1, 1, 2, 2])).all() else "interleaved",
+    }
+
+
+def test_jax_chooses_as_the_page_of_libraries_says() -> None:
+    page = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "rosetta.py"))
+    cells = {question: cells["JAX"] for question, cells in page["CELLS"].items() if "JAX" in cells}
+    assert cells == {question: (choice, page["MEASURED"]) for question, choice in choices_of_jax().items()}
 
 
 def test_the_backend_provides_these_operations() -> None:

@@ -362,7 +362,7 @@ def reset_of_the_product(x: Numbers, state: Numbers, parameters: Numbers) -> Num
     return (z * state + (1 - z) * candidate).astype(state.dtype)
 
 
-@register("update gate the other way round", "update gate inverted", operation="gru_cell")
+@register("update gate the other way round", "gru_update candidate", operation="gru_cell")
 def gate_reversed(x: Numbers, state: Numbers, parameters: Numbers) -> Numbers:
     """(1 − z) h + z h̃."""
     p = parameters

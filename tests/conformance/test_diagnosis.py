@@ -157,9 +157,9 @@ class UnscaledBottomRight(Formulas):
 
 
 @pytest.mark.parametrize(("formulas", "operation", "choices", "defect"), [
-    (InvertedUpdate(), "gru_cell", {"gru_reset": "after"}, "update gate inverted"),
-    (InvertedUpdate(), "gru", {"gru_reset": "after"}, "update gate inverted in sequences"),
-    (InvertedUpdate(), "stacked_gru", {"gru_reset": "after"}, "update gate inverted in sequences"),
+    (InvertedUpdate(), "gru_cell", {"gru_reset": "after"}, "gru_update candidate"),
+    (InvertedUpdate(), "gru", {"gru_reset": "after"}, "gru_update candidate"),
+    (InvertedUpdate(), "stacked_gru", {"gru_reset": "after"}, "gru_update candidate"),
     (ReflectedHalves(), "rotary_embedding", {"rotary_pairs": "halves"}, "reflection in place of a rotation"),
     (UnscaledBottomRight(), "scaled_dot_product_attention", {"causal_alignment": "bottom-right"},
      "attention without scale"),

@@ -15,7 +15,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample
-from attnspec.reference import REFERENCE
+from attnspec.reference import REFERENCE, choosing
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.shapes import ShapeError, results
 from attnspec.spec.contract.tree import Kind
@@ -31,11 +31,13 @@ class NoOperations:
     name = "nothing"
 
 
-def inputs(operation: str, *batch: int, queries: int = 4, keys: int = 4, features: int = 4, seed: int = 0) -> Arguments:
-    """Normal arguments of an operation, with two heads if it has any."""
+def inputs(
+    operation: str, *batch: int, queries: int = 4, keys: int = 4, features: int = 4, heads: int = 2, seed: int = 0
+) -> Arguments:
+    """Normal arguments of an operation, by default with two heads if it has any."""
     subject = Subject(NoOperations(), Contract.of(NoOperations()), OPERATIONS[operation], "float32", "cpu")
     rng = np.random.default_rng(seed)
-    return sample(subject, rng, batch, queries=queries, keys=keys, heads=2, features=features)
+    return sample(subject, rng, batch, queries=queries, keys=keys, heads=heads, features=features)
 
 
 def attention(queries: int, keys: int, features: int = 4) -> tuple[Numbers, ...]:
@@ -145,6 +147,30 @@ def test_semantics_and_precision_can_be_declared() -> None:
     assert not judge(SDPA, rounded, query, key, value)
     assert judge(SDPA, rounded, query, key, value, precision="tf32")
     assert judge(SDPA, rounded, query, key, value, precision={"float32": "tf32"})
+
+
+CHOICES = [
+    ("gru_cell", {"gru_reset": "after"}),
+    ("gru_cell", {"gru_update": "candidate"}),
+    ("lstm_cell", {"lstm_forget_bias": "plus-one"}),
+    ("grouped_query_attention", {"head_groups": "interleaved"}),
+    ("variable_length_attention", {"head_groups": "interleaved"}),
+    ("grouped_query_attention", {"alibi_distances": "signed"}),
+]
+
+
+@pytest.mark.parametrize(("operation", "choices"), CHOICES)
+def test_a_choice_of_the_formula_is_accepted_where_it_is_declared(operation: str, choices: dict[str, str]) -> None:
+    arguments = inputs(operation, 3, queries=5, keys=5, heads=4)
+    if "alibi_distances" in choices:
+        arguments = arguments.replaced({"slopes": np.array([0.5, 0.25, 0.125, 1.0], np.float32)})
+    normative = REFERENCE[operation](**arguments.values_by_name)
+    with choosing(**choices):
+        output = REFERENCE[operation](**arguments.values_by_name)
+    assert judge(operation, normative, **arguments.passed)
+    assert judge(operation, output, **arguments.passed, semantics=choices)
+    assert not judge(operation, output, **arguments.passed)
+    assert not judge(operation, normative, **arguments.passed, semantics=choices)
 
 
 @pytest.mark.parametrize(("choice", "row"), [("zero", 0.0), ("nan", np.nan), ("uniform", None)])
@@ -403,6 +429,8 @@ LSTM = inputs("lstm_cell").values_by_name["parameters"]
      f"{SDPA}: expected floats of a single dtype, one of .*; got query in float64, key in float32, value in float32"),
     ((SDPA, *[ONES] * 4), {"precision": "exact"}, ValueError, "expected .*; got 'exact'"),
     ((SDPA, *[ONES] * 4), {"semantics": {"fully_masked": "one"}}, ValueError, "semantics fully_masked: expected"),
+    ((SDPA, *[ONES] * 4), {"semantics": {"gru_reset": "after"}}, ValueError,
+     f"semantics: expected questions that {SDPA} reads, fully_masked, .*; got gru_reset"),
     ((len, ONES), {}, TypeError, "judge: expected the name of an operation; got builtin_function_or_method"),
     ((SDPA, *[ONES] * 4), {"seed": "x"}, TypeError, "judge: seed: expected an integer of at least 0; got 'x'"),
     ((SDPA, *[ONES] * 4), {"seed": True}, TypeError, "judge: seed: expected an integer of at least 0; got True"),

@@ -111,6 +111,17 @@ def test_encodings_and_cells_are_not_blamed_for_wrong_numbers() -> None:
     )
 
 
+def test_two_undeclared_choices_are_seen_beside_each_other() -> None:
+    def cell(*args: Any) -> Numbers:
+        with reference.choosing(gru_reset="after", gru_update="candidate"):
+            return reference.gru_cell(*args)
+
+    for question, choice in (("gru_reset", "after"), ("gru_update", "candidate")):
+        violated = violation_of(question, "gru_cell", cell)
+        assert violated.reason == Reason.DECLARED
+        assert f"observed {choice}" in violated.message
+
+
 def test_numbers_that_hide_an_attendable_nan_are_counted() -> None:
     def attention(*args: Numbers, **options: Any) -> Numbers:
         result = reference.dot_product_attention(*args, **options)

@@ -216,6 +216,8 @@ def gru(a: dict[str, Any]) -> list[Any]:
     else:
         of_state = affine(h, p.w_hh, [0] * len(h))
         seen = [u + r * v for u, r, v in zip(affine(x, p.w_xh, p.b_h), reset, of_state, strict=True)]
+    if choice("gru_update") == "candidate":
+        update = [1 - z for z in update]
     return [z * y + (1 - z) * mp.tanh(s) for z, y, s in zip(update, h, seen, strict=True)]
 
 
@@ -227,7 +229,8 @@ def lstm(a: dict[str, Any]) -> list[list[Any]]:
         columns = zip(*of_input, strict=True), zip(*of_state, strict=True)
         return [dot(a["x"], w) + dot(h, u) + b for w, u, b in zip(*columns, bias, strict=True)]
 
-    i, f, o = ([sigmoid(x) for x in sums(gate)] for gate in "ifo")
+    more = 1 if choice("lstm_forget_bias") == "plus-one" else 0
+    i, f, o = ([sigmoid(x + (more if gate == "f" else 0)) for x in sums(gate)] for gate in "ifo")
     cell = [f[k] * c[k] + i[k] * mp.tanh(x) for k, x in enumerate(sums("c"))]
     return [[o[k] * mp.tanh(x) for k, x in enumerate(cell)], cell]
 
@@ -503,16 +506,24 @@ def normalized_heads(scores: Any, values: Any, among: Callable[[int, int], bool]
     return [outputs, logarithms]
 
 
+def for_query_heads(query: Any, x: Any) -> list[Any]:
+    """For every query head, its key or value head."""
+    group, interleaved = len(query) // len(x), choice("head_groups") == "interleaved"
+    return [x[r % len(x) if interleaved else r // group] for r in range(len(query))]
+
+
 def grouped(a: dict[str, Any]) -> list[Any]:
-    group = len(a["query"]) // len(a["key"])
-    keys, values = ([x[r // group] for r in range(len(a["query"]))] for x in (a["key"], a["value"]))
+    keys, values = (for_query_heads(a["query"], x) for x in (a["key"], a["value"]))
 
     def away(i: int, j: int) -> int:
         return beyond(i, j, len(a["query"][0]), len(a["key"][0]))
 
+    def behind(i: int, j: int) -> int:
+        return -away(i, j) if choice("alibi_distances") == "signed" else abs(away(i, j))
+
     scores = [
         [
-            [scaled(q, k) + a["bias"][r][i][j] - a["slopes"][r] * abs(away(i, j)) for j, k in enumerate(keys[r])]
+            [scaled(q, k) + a["bias"][r][i][j] - a["slopes"][r] * behind(i, j) for j, k in enumerate(keys[r])]
             for i, q in enumerate(rows)
         ]
         for r, rows in enumerate(a["query"])
@@ -525,9 +536,9 @@ def grouped(a: dict[str, Any]) -> list[Any]:
 
 
 def plain_heads(query: Any, key: Any, value: Any) -> list[Any]:
-    group = len(query) // len(key)
-    scores = [[[scaled(q, k) for k in key[r // group]] for q in rows] for r, rows in enumerate(query)]
-    return normalized_heads(scores, [value[r // group] for r in range(len(query))], lambda i, j: True)
+    keys = for_query_heads(query, key)
+    scores = [[[scaled(q, k) for k in keys[r]] for q in rows] for r, rows in enumerate(query)]
+    return normalized_heads(scores, for_query_heads(query, value), lambda i, j: True)
 
 
 def in_sequences(a: dict[str, Any]) -> list[Any]:

@@ -20,10 +20,12 @@ WITHOUT_AVERAGES = ("mean_normalization", "dropout", "graph_layer")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_formula_asks_what_its_records_depend_on(name: str, draw: Callable[..., dict[str, Any]]) -> None:
     operation, arguments = OPERATIONS[name], draw(name)
+    # Lengths may be drawn as 0, and then no step is computed.
+    arguments = {path: x for path, x in arguments.items() if path not in {*operation.lengths} & {*operation.defaults}}
     choices = choices_of_formula(operation)
-    if "causal" in operation.defaults:
-        arguments["causal"] = True
     for question, described in QUESTIONS.items():
+        if "causal" in operation.defaults:
+            arguments["causal"] = question != "alibi_distances"  # signed and absolute ones differ at later keys
         if question == "fully_masked" and not operation.masks:
             continue  # masks that a formula makes itself, as `rnn_self_attention` does, raise no question
         inputs = without_keys_for_first_query(operation, arguments) if question == "fully_masked" else arguments

@@ -6,6 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from attnspec.spec import OPERATIONS, QUESTIONS, Semantics
+from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.semantics import DeclaredSemantics, depends_on
 from attnspec.spec.contract.tree import Kind
 
@@ -67,11 +68,26 @@ def test_an_odd_number_of_columns_concerns_encodings() -> None:
 
 def test_the_reset_gate_concerns_what_has_parameters_of_a_gru() -> None:
     assert concerned("gru_reset") == {o.name for o in JUDGED if any(leaf.path.endswith("w_hr") for leaf in o.leaves)}
+    assert concerned("gru_update") == concerned("gru_reset")
+
+
+def test_groups_of_heads_concern_what_has_heads_of_keys() -> None:
+    assert concerned("head_groups") == {o.name for o in JUDGED if o.sizes_of(Axis.GROUP)}
+
+
+def test_distances_concern_what_has_slopes() -> None:
+    assert concerned("alibi_distances") == {o.name for o in JUDGED if o.part(ScoreEffect.SLOPES)}
+
+
+def test_the_forget_gate_concerns_what_has_parameters_of_an_lstm() -> None:
+    with_gate = {o.name for o in JUDGED if any(leaf.path.endswith("w_hf") for leaf in o.leaves)}
+    assert concerned("lstm_forget_bias") == with_gate
 
 
 @pytest.mark.parametrize("name", ["repeatability", "gru"])
 def test_records_depend_on_questions_that_formulas_ask(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^depends_on: expected one of gru_reset, rotary_pairs; got '{name}'$"):
+    known = "gru_reset, gru_update, lstm_forget_bias, rotary_pairs, head_groups, alibi_distances"
+    with pytest.raises(ValueError, match=f"^depends_on: expected one of {known}; got '{name}'$"):
         depends_on(name)
 
 
@@ -158,6 +174,51 @@ def test_a_declaration_for_each_operation() -> None:
 def test_an_invalid_declaration_by_operation_is_refused(declared: Any, message: str) -> None:
     with pytest.raises(ValueError, match=r"^semantics") as raised:
         DeclaredSemantics.of(declared, OPERATIONS)
+    assert str(raised.value) == message
+
+
+READ_BY_GRU = "gru_reset, gru_update, repeatability, rejection"
+
+
+def demand_read(declared: Any, *provided: str) -> None:
+    DeclaredSemantics.of(declared, OPERATIONS).demand_read([OPERATIONS[name] for name in provided], OPERATIONS)
+
+
+def test_an_operation_reads_what_it_declares() -> None:
+    demand_read({"fully_masked": "nan"}, "softmax", "dot_scores")
+    demand_read({"softmax": {"fully_masked": "nan"}, "*": {"gru_reset": "after"}}, "softmax", "gru")
+    demand_read({"softmax": {"gru_reset": "before"}}, "softmax")  # the normative choice declares no difference
+    demand_read({"gru_reset": "after"})  # a backend without operations is refused for that reason
+
+
+@pytest.mark.parametrize(
+    ("declared", "provided", "message"),
+    [
+        (
+            {"fully_masked": "nan", "gru_reset": "after"},
+            ["gru_cell"],
+            f"semantics: expected questions that gru_cell reads, {READ_BY_GRU}; got fully_masked",
+        ),
+        (
+            {"gru_cell": {"fully_masked": "nan"}},
+            ["gru_cell", "softmax"],
+            f"semantics: expected questions that gru_cell reads, {READ_BY_GRU}; got fully_masked",
+        ),
+        (
+            {"causal_mask": {"gru_reset": "after", "no_keys": "nan"}},
+            ["softmax"],
+            "semantics: expected questions that causal_mask reads, rejection; got no_keys, gru_reset",
+        ),
+        (
+            {"softmax": {"fully_masked": "nan"}, "*": {"no_keys": "nan"}},
+            ["gru_cell", "gru"],
+            f"semantics: expected questions that the backend's operations read, {READ_BY_GRU}; got no_keys",
+        ),
+    ],
+)
+def test_a_choice_that_no_operation_reads_is_refused(declared: Any, provided: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=r"^semantics") as raised:
+        demand_read(declared, *provided)
     assert str(raised.value) == message
 
 

@@ -61,7 +61,10 @@ def grouped_query_attention(
     sinks: Float[np.ndarray, " heads"] | None = None,
     key_lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch heads n d_v"], Float[np.ndarray, "*batch heads n"] | None]:
-    """o = softmax(s) v and ℓ = log Σ exp s over attendable keys; the sink is one more, of value 0."""
+    """o = softmax(s) v and ℓ = log Σ exp s over attendable keys; the sink is one more, of value 0.
+
+    If `alibi_distances` is "signed", i − j replaces |i − j|. If `head_groups` is "interleaved", h = r mod heads_k.
+    """
     heads_k, n, m = key.shape[-3], query.shape[-2], key.shape[-2]
     scores = capped(
         scaled(split_groups(query, heads_k) @ np.swapaxes(add_groups(key), -1, -2), query.shape[-1], scale), softcap
@@ -70,7 +73,9 @@ def grouped_query_attention(
         scores = scores + split_groups(bias, heads_k)
     if slopes is not None:
         # With ``like``, budgets know that these integers are exact.
-        distance = np.asarray(np.abs(beyond_diagonal(n, m)), dtype=scores.dtype, like=scores)
+        beyond = beyond_diagonal(n, m)
+        behind = -beyond if choice("alibi_distances") == "signed" else np.abs(beyond)
+        distance = np.asarray(behind, dtype=scores.dtype, like=scores)
         scores = scores - per_head(slopes, heads_k) * distance
     unpadded = None if key_lengths is None else padding_mask(key_lengths, m)[..., None, :]
     masks = (joint_mask(mask, causal, n, m), window_mask(beyond_diagonal(n, m), window), unpadded)
@@ -90,13 +95,17 @@ def grouped_query_attention(
 def split_groups(x: np.ndarray, heads_k: int) -> np.ndarray:
     """Split heads into groups, (*batch, heads, n, d) → (*batch, heads_k, group, n, d); one head becomes (1, 1)."""
     *batch, heads, n, d = x.shape
-    shape = (1, 1) if heads == 1 else (heads_k, heads // heads_k)
-    return np.reshape(x, (*batch, *shape, n, d))
+    if heads == 1:
+        return np.reshape(x, (*batch, 1, 1, n, d))
+    if choice("head_groups") == "interleaved":
+        return np.swapaxes(np.reshape(x, (*batch, heads // heads_k, heads_k, n, d)), -4, -3)
+    return np.reshape(x, (*batch, heads_k, heads // heads_k, n, d))
 
 
 def per_head(x: np.ndarray, heads_k: int) -> np.ndarray:
     """Reshape one number per head, (heads,), to (heads_k, group, 1, 1)."""
-    return np.reshape(x, (heads_k, x.shape[0] // heads_k, 1, 1))
+    per_group = split_groups(x[:, None, None], heads_k)
+    return np.reshape(per_group, (heads_k, x.shape[0] // heads_k, 1, 1))
 
 
 def add_groups(x: np.ndarray) -> np.ndarray:
@@ -107,6 +116,8 @@ def add_groups(x: np.ndarray) -> np.ndarray:
 def merge_groups(x: np.ndarray) -> np.ndarray:
     """Merge groups into heads: (*batch, heads_k, group, n, d) → (*batch, heads, n, d)."""
     *batch, heads_k, group, n, d = x.shape
+    if choice("head_groups") == "interleaved":
+        x = np.swapaxes(x, -4, -3)
     return np.reshape(x, (*batch, heads_k * group, n, d))
 
 

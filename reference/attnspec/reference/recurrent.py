@@ -90,14 +90,16 @@ def gru_cell(
     """H_t = Z_t ⊙ H_{t−1} + (1 − Z_t) ⊙ H̃_t: the update gate Z_t keeps the old state, or takes the candidate H̃_t.
 
     H̃_t = tanh(X_t W_xh + (R_t ⊙ H_{t−1}) W_hh + b_h), reset gate R_t = σ(X_t W_xr + H_{t−1} W_hr + b_r), Z_t likewise.
-    If `gru_reset` is "after", R_t ⊙ (H_{t−1} W_hh) replaces (R_t ⊙ H_{t−1}) W_hh.
+    If `gru_reset` is "after", R_t ⊙ (H_{t−1} W_hh) replaces (R_t ⊙ H_{t−1}) W_hh. If `gru_update` is "candidate", Z_t
+    and 1 − Z_t are exchanged.
     """
     p = parameters
     reset = sigmoid(x @ p.w_xr + state @ p.w_hr + p.b_r)
     update = sigmoid(x @ p.w_xz + state @ p.w_hz + p.b_z)
     recurrent_input = (reset * state) @ p.w_hh if choice("gru_reset") == "before" else reset * (state @ p.w_hh)
     candidate = np.tanh(x @ p.w_xh + recurrent_input + p.b_h)
-    new_state: np.ndarray = update * state + (1 - update) * candidate
+    kept, replaced = (update, 1 - update) if choice("gru_update") == "state" else (1 - update, update)
+    new_state: np.ndarray = kept * state + replaced * candidate
     return new_state
 
 
@@ -110,10 +112,12 @@ def lstm_cell(
     """State after gates decide what to forget, write and show: C_t = F_t ⊙ C_{t−1} + I_t ⊙ C̃_t, H_t = O_t ⊙ tanh C_t.
 
     I_t = σ(X_t W_xi + H_{t−1} W_hi + b_i), F_t and O_t likewise, C̃_t = tanh(X_t W_xc + H_{t−1} W_hc + b_c).
+    If `lstm_forget_bias` is "plus-one", 1 is added to b_f.
     """
     p, (h, c) = parameters, state
     input_gate = sigmoid(x @ p.w_xi + h @ p.w_hi + p.b_i)
-    forget_gate = sigmoid(x @ p.w_xf + h @ p.w_hf + p.b_f)
+    b_f = p.b_f if choice("lstm_forget_bias") == "as-given" else p.b_f + 1
+    forget_gate = sigmoid(x @ p.w_xf + h @ p.w_hf + b_f)
     output_gate = sigmoid(x @ p.w_xo + h @ p.w_ho + p.b_o)
     candidate = np.tanh(x @ p.w_xc + h @ p.w_hc + p.b_c)
     cell = forget_gate * c + input_gate * candidate

@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 
+@depends_on("head_groups")
+@depends_on("alibi_distances")
 @operation(
     "grouped_query_attention",
     chapter="kernels",
@@ -73,11 +75,12 @@ __all__ = [
 class GroupedQueryAttention(Protocol[Array]):
     """Attention whose query heads share key and value heads, with the options of common models.
 
-    Where: g is `group`: the first g query heads use the first key head, and so on. λ is `scale`, 1/√d if not given; c
-    is `softcap`, B `bias`, mᵣ `slopes`, bᵣ `sinks`, each left out if not given. A sink is the score of an additional
-    key with value 0. The distance |i − j| is counted from the diagonal on which a causal mask is aligned. The mask is
-    the same for all heads. `log_sum_exp` is the natural logarithm of Z. The output is in units of value; scores and
-    logarithms have no unit.
+    Where: g is `group`: the first g query heads use the first key head, and so on, or heads take turns (semantics
+    `head_groups`). λ is `scale`, 1/√d if not given; c is `softcap`, B `bias`, mᵣ `slopes`, bᵣ `sinks`, each left out if
+    not given. A sink is the score of an additional key with value 0. The distance |i − j| is counted from the diagonal
+    on which a causal mask is aligned; it may be signed (semantics `alibi_distances`). The mask is the same for all
+    heads. `log_sum_exp` is the natural logarithm of Z. The output is in units of value; scores and logarithms have no
+    unit.
     Domain: Σ|q||k| does not overflow. The softcap is positive.
     Edges: Key j is attendable for query i if all options allow it: `mask` is True, j ≤ i with `causal`,
     i − left ≤ j ≤ i + right with `window`, where None is any distance, and j < `key_lengths`. If n ≠ `m`, query 0 is
@@ -108,6 +111,7 @@ class GroupedQueryAttention(Protocol[Array]):
     ]: ...
 
 
+@depends_on("head_groups")
 @operation(
     "variable_length_attention",
     chapter="kernels",
@@ -153,6 +157,7 @@ class VariableLengthAttention(Protocol[Array]):
     ]: ...
 
 
+@depends_on("head_groups")
 @operation(
     "paged_attention",
     chapter="kernels",

@@ -88,6 +88,7 @@ class RNNOutput(Protocol[Array]):
 
 
 @depends_on("gru_reset")
+@depends_on("gru_update")
 @dataclass(frozen=True)
 class GRUParameters(Generic[Array]):
     """Weights of a GRU for inputs (d, h) and states (h, h), and biases (h).
@@ -120,7 +121,8 @@ class GRUCell(Protocol[Array]):
 
     Where: σ is the logistic function. The reset gate R scales H_{t−1} in the candidate, the update gate Z in the next
     state. Libraries that multiply by R after W_hh compute the candidate as tanh(X_t W_xh + R_t ⊙ (H_{t−1} W_hh) + b_h)
-    (semantics `gru_reset`); a second bias inside that product, as in PyTorch, must be 0. The state has no unit.
+    (semantics `gru_reset`); a second bias inside that product, as in PyTorch, must be 0. In some, Z multiplies the
+    candidate (semantics `gru_update`). The state has no unit.
     Domain: The sums in the gates and the candidate do not overflow.
     Edges: Z = 1 copies the previous state, however large it is; Z = 0 replaces it by the candidate.
     """
@@ -130,6 +132,7 @@ class GRUCell(Protocol[Array]):
     ) -> Float[Array, "*batch h"]: ...
 
 
+@depends_on("lstm_forget_bias")
 @dataclass(frozen=True)
 class LSTMParameters(Generic[Array]):
     """Weights of an LSTM for inputs (d, h) and states (h, h), and biases (h).
@@ -164,7 +167,8 @@ class LSTMParameters(Generic[Array]):
 class LSTMCell(Protocol[Array]):
     """One step of an LSTM, from an input to the next hidden and cell state.
 
-    Where: The state is (h_{t−1}, c_{t−1}), hidden and cell. Neither has a unit; |c_t| ≤ |c_{t−1}| + 1.
+    Where: The state is (h_{t−1}, c_{t−1}), hidden and cell. Neither has a unit; |c_t| ≤ |c_{t−1}| + 1. Some libraries
+    add 1 to the forget gate's sum (semantics `lstm_forget_bias`).
     Domain: The pre-activations of the gates do not overflow.
     Edges: A gate saturates at 0 or 1, however large its sum is.
     """
@@ -217,7 +221,7 @@ class RNN(Protocol[Array]):
 class GRU(Protocol[Array]):
     """A GRU over a sequence: `gru_cell` applied at every step.
 
-    Where: H₀ is `state`, ℓ the length. The reset gate acts as in the cell (semantics `gru_reset`).
+    Where: H₀ is `state`, ℓ the length. Both gates act as in the cell (semantics `gru_reset`, `gru_update`).
     Domain: No step overflows.
     """
 
@@ -302,7 +306,7 @@ class BidirectionalRNN(Protocol[Array]):
 class BidirectionalGRU(Protocol[Array]):
     """Two GRUs over a sequence, forwards and backwards, with concatenated states.
 
-    Where: `state` and `parameters` are pairs (forward, backward). The semantics `gru_reset` hold for both.
+    Where: `state` and `parameters` are pairs (forward, backward). `gru_reset` and `gru_update` hold for both.
     Domain: Neither GRU overflows.
     """
 
@@ -398,7 +402,8 @@ class StackedRNN(Protocol[Array]):
 class StackedGRU(Protocol[Array]):
     """Stacked GRUs: the first reads the inputs, the others the states of the previous GRU.
 
-    Where: A layer is `gru`; `state` and the final state have a row per layer. `gru_reset` holds for all layers.
+    Where: A layer is `gru`; `state` and the final state have a row per layer. `gru_reset` and `gru_update` hold for
+    all layers.
     Domain: No GRU overflows.
     """
 

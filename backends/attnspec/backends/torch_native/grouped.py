@@ -33,11 +33,11 @@ def grouped(
 
 
 class Grouped(Row):
-    """PyTorch's choice of kernel: masked NaN and infinity propagate; NaN in queries may be hidden."""
+    """PyTorch's choice of kernel: masked NaN and infinity propagate."""
 
     name = "enable_gqa"
     limits = Limits(dtypes=DTYPES, devices=devices(), features=("scale",))
-    semantics = Semantics(masked_nonfinite="propagates", nan_queries="hidden")
+    semantics = Semantics(masked_nonfinite="propagates")
     calls = {"grouped_query_attention": grouped}  # noqa: RUF012 - a declaration
     parts = (batch_of, with_causal)
 

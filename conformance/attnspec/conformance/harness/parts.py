@@ -86,6 +86,8 @@ def parts(subject: Subject, call: Part, rng: np.random.Generator) -> Iterator[Pa
     sampled = too_large and independent_rows(subject, arguments, row_limit, rng) is not None
     for element in split_elements(call, row_limit if sampled else None):
         max_heads = PAIRS_PER_ORACLE * heads / max(_cost(element.arguments, row_limit if sampled else None), 1)
+        if subject.semantics.head_groups == "interleaved":
+            max_heads = heads  # a slice of interleaved heads is no call with fewer key heads
         for part in split_heads(subject.operation, element, max_heads):
             rows = independent_rows(subject, part.arguments, row_limit, rng) if sampled else None
             yield part if rows is None else with_rows(subject, part, rows)
@@ -223,7 +225,8 @@ def at_rows(subject: Subject, arguments: Arguments, rows: Numbers) -> Arguments:
         return chosen
     wide_dtype = oracle_dtype(subject.precision.dtype)
     distance = key_offsets(arguments, operation.key_size or "", rows, bottom_right=bottom_right)
-    slope_bias = -arguments.array(slopes).astype(wide_dtype)[:, None, None] * np.abs(distance)
+    behind = -distance if subject.semantics.alibi_distances == "signed" else np.abs(distance)
+    slope_bias = -arguments.array(slopes).astype(wide_dtype)[:, None, None] * behind
     total_bias = slope_bias if chosen[bias] is None else chosen.array(bias).astype(wide_dtype) + slope_bias
     # Slopes of 0 remain, so that the budget still covers the rounding of their subtraction.
     return chosen.replaced({bias: total_bias, slopes: np.zeros_like(arguments.array(slopes))})

@@ -55,11 +55,13 @@ class Contract:
         _demand_known("limits features", "names of features", limits.features or (), known_features)
         _demand_known("limits dtypes_by_operation", "names of operations", dict(limits.dtypes_by_operation), OPERATIONS)
         _demand_known("limits gradients", "names of operations", limits.gradients or (), OPERATIONS)
+        semantics = DeclaredSemantics.of(on_device["semantics"], OPERATIONS)
+        semantics.demand_read([OPERATIONS[name] for name in operations], OPERATIONS)
         return cls(
             printable(name),
             operations,
             limits,
-            DeclaredSemantics.of(on_device["semantics"], OPERATIONS),
+            semantics,
             DeclaredPrecision.of(on_device["precision"], OPERATIONS),
             callable(getattr(backend, "vjp", None)),
             _unused_devices(backend, limits) | {printable(str(k)): printable(str(v)) for k, v in notes.items()},

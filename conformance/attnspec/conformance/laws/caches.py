@@ -123,7 +123,7 @@ def unused_pages(subject: Subject, arguments: Arguments, rng: np.random.Generato
 def paged_equals_contiguous(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare with attention to the gathered rows; queries have the last positions."""
     other = grouped_query_attention_of(subject)
-    if other is None or other.operation.mask is None:
+    if other is None or other.operation.mask is None or other.semantics.head_groups != subject.semantics.head_groups:
         return False
     sampled = _sample_paged(subject, rng)
     _, _, table, used_rows = _table_and_lengths(sampled)

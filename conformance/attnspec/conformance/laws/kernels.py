@@ -64,7 +64,7 @@ def logarithm_paths(operation: Operation) -> list[str]:
 
 @checks(law.GROUPED_HEADS_SHARE_KEYS, once=True)
 def grouped_heads_share_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compute some heads alone: query head r reads key head r // group."""
+    """Compute some heads alone, each with its own key head."""
     operation = subject.operation
     (of_keys,), (of_group,) = operation.sizes_of(Axis.HEAD), operation.sizes_of(Axis.GROUP)
     for heads_k, group in GROUPS:
@@ -75,7 +75,8 @@ def grouped_heads_share_keys(subject: Subject, arguments: Arguments, rng: np.ran
             for leaf, x in sampled.leaf_arrays:
                 axes = leaf.axes(of_group) or leaf.axes(of_keys)
                 if axes:
-                    head = r if of_group in leaf.sizes else r // group
+                    key_head = r % heads_k if subject.semantics.head_groups == "interleaved" else r // group
+                    head = r if of_group in leaf.sizes else key_head
                     changes[leaf.path] = np.take(x, [head], axis=axes[0])
             one_head = sampled.replaced(changes)
             got = subject.results(one_head)
@@ -138,7 +139,7 @@ def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
 
 @checks(law.SLOPES_AND_SINKS_ARE_BIASES)
 def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Replace slopes by a bias of −slope·|distance|, for later keys too."""
+    """Replace slopes by a bias of −slope·distance, for later keys too."""
     operation = subject.operation
     if not accepts_parts(subject, ScoreEffect.SLOPES, ScoreEffect.BIAS):
         return False
@@ -148,7 +149,8 @@ def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     with_slopes = arguments.replaced({path: powers, biased: None} | ({operation.flag: False} if operation.flag else {}))
     n, m = with_slopes.queries or 0, with_slopes.keys_count or 0
     diagonal = np.arange(n)[:, None] + (m - n if subject.semantics.bottom_right else 0)
-    distance = np.abs(diagonal - np.arange(m))
+    behind = diagonal - np.arange(m)
+    distance = behind if subject.semantics.alibi_distances == "signed" else np.abs(behind)
     exact = -wide(powers)[:, None, None] * distance
     bias = subject.exact(exact)
     if not np.array_equal(wide(bias), exact):

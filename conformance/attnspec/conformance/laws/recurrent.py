@@ -59,13 +59,14 @@ def open_and_closed_gates(subject: Subject, arguments: Arguments, rng: np.random
         biases_of_lstm = {id(lstm.b_f): SATURATED, id(lstm.b_i): -SATURATED}
         return _keeps_state(subject, arguments, biases_of_lstm, "forget gate open and input gate closed")
     parameters = parameters_of(arguments, GRUParameters)
+    keeping = -SATURATED if subject.semantics.gru_update == "candidate" else SATURATED
     for with_state, label in ((False, "both gates closed"), (True, "the update gate closed")):
-        biases = {id(parameters.b_z): -SATURATED, id(parameters.b_r): SATURATED if with_state else -SATURATED}
+        biases = {id(parameters.b_z): -keeping, id(parameters.b_r): SATURATED if with_state else -SATURATED}
         saturated = _with_saturated_gates(subject, arguments, biases)
         expected = _plain_network(subject, saturated, with_state=with_state)
         title = f"with {label}, unlike a plain network, the result"
         subject.demand_match(subject.call(saturated), expected, subject.budget(saturated), saturated, title)
-    return _keeps_state(subject, arguments, {id(parameters.b_z): SATURATED}, "the update gate open")
+    return _keeps_state(subject, arguments, {id(parameters.b_z): keeping}, "the update gate open")
 
 
 def _keeps_state(subject: Subject, arguments: Arguments, biases: Mapping[int, float], label: str) -> bool:

@@ -6,7 +6,7 @@ row without attendable keys may depend.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
 import numpy as np
@@ -30,9 +30,9 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import live_rows, sample, wide, with_feature_axes
 from attnspec.conformance.laws.rows_without_keys import oracle_of_averages
-from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.registration import CAUSAL
-from attnspec.spec.contract.semantics import ENCODINGS, QUESTIONS, spelled
+from attnspec.spec.contract.semantics import ENCODINGS, QUESTIONS, choices_of_formula, spelled
 from attnspec.spec.contract.tree import Leaf, as_tuple
 from attnspec.spec.laws.semantics import SEMANTICS
 
@@ -360,26 +360,84 @@ def gru_reset(subject: Subject, rng: np.random.Generator) -> Observations:
     return [Observation(choice, x) for x in tried for choice in _fitting(subject, x, "gru_reset")]
 
 
+@probes("gru_update")
+def gru_update(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Compare the result with the formula under each choice."""
+    return [Observation(choice, x) for x in samples(subject, rng) for choice in _fitting(subject, x, "gru_update")]
+
+
+@probes("lstm_forget_bias")
+def lstm_forget_bias(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Compare the result with the formula under each choice."""
+    tried = samples(subject, rng)
+    return [Observation(choice, x) for x in tried for choice in _fitting(subject, x, "lstm_forget_bias")]
+
+
 @probes("rotary_pairs")
 def rotary_pairs(subject: Subject, rng: np.random.Generator) -> Observations:
     """Compare the result with the formula under each choice."""
     return [Observation(choice, x) for x in samples(subject, rng) for choice in _fitting(subject, x, "rotary_pairs")]
 
 
+@probes("head_groups")
+def head_groups(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Compare two key heads of three query heads each with the formula under each choice."""
+    (of_keys,), (of_group,) = subject.operation.sizes_of(Axis.HEAD), subject.operation.sizes_of(Axis.GROUP)
+    seen: Observations = []
+    for batch, queries, keys, features in SIZES[: 1 if _probes_once(subject) else 3]:
+        sizes = {of_keys: 2, of_group: 3}
+        sampled = sample(subject, rng, batch, queries=queries, keys=keys, features=features, sizes=sizes)
+        seen += [Observation(choice, sampled) for choice in _fitting(subject, sampled, "head_groups")]
+    return seen
+
+
+@probes("alibi_distances")
+def alibi_distances(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Pass slopes without a causal mask: the choices differ at later keys."""
+    path = subject.operation.part(ScoreEffect.SLOPES)
+    seen: Observations = []
+    if not subject.limits.has(path):
+        return seen
+    for sampled in samples(subject, rng):
+        heads = sampled.array(subject.operation.queries[0].path).shape[-3]
+        with_slopes = sampled.replaced({path: subject.exact(2.0 ** -(1.0 + np.arange(heads)))})
+        seen += [Observation(choice, with_slopes) for choice in _fitting(subject, with_slopes, "alibi_distances")]
+    return seen
+
+
 def _fitting(subject: Subject, arguments: Arguments, question: str) -> list[str]:
-    """The first choice whose formula fits; empty if all fit, a violation if none does."""
-    got, choices = subject.results(arguments), QUESTIONS[question].choices
-    fitting = []
-    for choice in choices:
-        oracles = subject.normative_oracles(arguments, choices={**subject.choices, question: choice})
-        if all((np.abs(wide(got[path]) - x.value) <= x.budget).all() for path, x in oracles.items()):
-            fitting.append(choice)
+    """The first choice whose formula fits; empty if all fit, a violation if none does.
+
+    If none fits under the declared choices of other questions, it may fit under others: both are declared wrong.
+    """
+    choices = QUESTIONS[question].choices
+    fitting = [x for x in choices if _fits(subject, arguments, {**subject.choices, question: x})]
+    if not fitting:
+        others = list(_combinations(subject, question))
+        fitting = [x for x in choices if any(_fits(subject, arguments, {**o, question: x}) for o in others)]
     if not fitting:
         oracles = subject.normative_oracles(arguments)
         expected, budgets = ({p: x.value for p, x in oracles.items()}, {p: x.budget for p, x in oracles.items()})
         prefix = f"{question} cannot be determined: no choice fits; under the normative one"
-        subject.all_match(got, expected, budgets, arguments, prefix)
+        subject.all_match(subject.results(arguments), expected, budgets, arguments, prefix)
     return [] if len(fitting) == len(choices) else fitting[:1]
+
+
+def _fits(subject: Subject, arguments: Arguments, choices: Mapping[str, str]) -> bool:
+    results, oracles = subject.results(arguments), subject.normative_oracles(arguments, choices=choices)
+    with np.errstate(invalid="ignore"):  # logarithms of rows without keys are −∞
+        near = [
+            (wide(results[p]) == x.value) | (np.abs(wide(results[p]) - x.value) <= x.budget) for p, x in oracles.items()
+        ]
+    return all(x.all() for x in near)
+
+
+def _combinations(subject: Subject, question: str) -> Iterator[dict[str, str]]:
+    """All choices of the other questions that the formula reads; of rows without keys the declared one alone."""
+    choices = {**choices_of_formula(subject.operation), "fully_masked": ()}
+    others = {name: x for name, x in choices.items() if name != question and x}
+    for combination in product(*others.values()):
+        yield {**subject.choices, **dict(zip(others, combination, strict=True))}
 
 
 @probes("repeatability")

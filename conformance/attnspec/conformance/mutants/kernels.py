@@ -34,7 +34,7 @@ IN_GROUPS = (GroupedQueryAttention, VariableLengthAttention, PagedAttention)
     "key heads assigned in turn",
     replaces="repeat_heads",
     operations=IN_GROUPS,
-    breaks=("kernels.grouped-heads-share-keys", "operation.oracle"),
+    breaks=("semantics.head_groups", "kernels.grouped-heads-share-keys", "operation.oracle"),
     source="onnx/onnx#7274: Tile in place of repeat_interleave, r % h_k for r // group",
 )
 def tiled_heads(correct: Formulas, x: Numbers, group: int) -> Numbers:
@@ -271,7 +271,7 @@ def sinks_exchanged(
     "signed distance",
     replaces="distances",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.slopes-and-sinks-are-biases", "operation.oracle"),
+    breaks=("semantics.alibi_distances", "kernels.slopes-and-sinks-are-biases", "operation.oracle"),
     source="linear biases written for causal attention, used without it: later keys are preferred",
 )
 def signed_distances(correct: Formulas, n: int, m: int) -> Numbers:

@@ -44,7 +44,12 @@ from attnspec.spec.recurrent import (
     "update gate inverted",
     replaces="gru_update",
     operations=(GRUCell,),
-    breaks=("recurrent.open-and-closed-gates", "operation.oracle", "operation.gradient"),
+    breaks=(
+        "semantics.gru_update",
+        "recurrent.open-and-closed-gates",
+        "operation.oracle",
+        "operation.gradient",
+    ),
     source="Chung et al. 2014, h = (1 − z) h + z h̃, against Cho et al. 2014",
 )
 def inverted_update(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
@@ -418,7 +423,7 @@ def sequence_resets_after(
     "update gate inverted in sequences",
     replaces="gru_update",
     operations=(GRU, BidirectionalGRU, StackedGRU),
-    breaks=("operation.oracle", "operation.gradient"),
+    breaks=("semantics.gru_update", "operation.oracle", "operation.gradient"),
     source="Chung et al. 2014, h = (1 − z) h + z h̃, against Cho et al. 2014",
 )
 def inverted_update_in_sequences(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:

@@ -17,11 +17,12 @@ from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import Arguments, Gradients, mask_of
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
+from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention, VariableLengthAttention
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AttentionPooling, AveragePooling, NadarayaWatson
 from attnspec.spec.positional import SinusoidalPositionalEncoding
-from attnspec.spec.recurrent import GRUCell, GRUParameters
+from attnspec.spec.recurrent import LSTM, GRUCell, GRUParameters, LSTMCell, LSTMParameters, StackedLSTM
 from attnspec.spec.scoring import DotScores
 from attnspec.spec.seq2seq import BahdanauContext
 from attnspec.spec.transformer import EncoderStack
@@ -328,6 +329,70 @@ def reset_before_after_all(
 ) -> Numbers:
     """The reset gate multiplies the state, as specified, but is declared to multiply the product."""
     return Formulas.gru_candidate(correct, x, h, reset, p)
+
+
+@mutant(
+    "update gate of the state, declared of the candidate",
+    replaces="gru_update",
+    operations=(GRUCell,),
+    declares={"gru_update": "candidate"},
+    breaks=("semantics.gru_update", "recurrent.open-and-closed-gates", "operation.oracle"),
+    source="haiku's declaration for a kernel that follows torch.nn.GRU",
+)
+def update_of_state_after_all(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
+    """The update gate multiplies the state, as specified, but is declared to multiply the candidate."""
+    return Formulas.gru_update(correct, update, h, candidate)
+
+
+@mutant(
+    "1 added in the forget gate",
+    replaces="forget_bias",
+    operations=(LSTMCell, LSTM, StackedLSTM),
+    breaks=("semantics.lstm_forget_bias", "operation.oracle"),
+    source="google-deepmind/dm-haiku: hk.LSTM computes σ(f + 1); torch.nn.LSTM does not",
+)
+def forget_plus_one(correct: Formulas, p: LSTMParameters[Numbers]) -> Numbers:
+    """The forget gate adds 1 to its sum."""
+    return Formulas.forget_bias(correct, p) + 1
+
+
+@mutant(
+    "forget gate as given, declared plus one",
+    replaces="forget_bias",
+    operations=(LSTMCell,),
+    declares={"lstm_forget_bias": "plus-one"},
+    breaks=("semantics.lstm_forget_bias", "operation.oracle"),
+    source="a declaration for TensorFlow's BasicLSTMCell, made for Keras, which initialises the bias to 1",
+)
+def forget_as_given_after_all(correct: Formulas, p: LSTMParameters[Numbers]) -> Numbers:
+    """The forget gate's bias is added as it is given, but 1 more is declared."""
+    return Formulas.forget_bias(correct, p)
+
+
+@mutant(
+    "query heads in blocks, declared interleaved",
+    replaces="repeat_heads",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
+    declares={"head_groups": "interleaved"},
+    breaks=("semantics.head_groups", "kernels.grouped-heads-share-keys", "operation.oracle"),
+    source="onnx/onnx#7274: the order of heads was mended, its description was not",
+)
+def blocks_after_all(correct: Formulas, x: Numbers, group: int) -> Numbers:
+    """Consecutive query heads share a key head, as specified, but are declared to take turns."""
+    return Formulas.repeat_heads(correct, x, group)
+
+
+@mutant(
+    "absolute distances, declared signed",
+    replaces="distances",
+    operations=(GroupedQueryAttention,),
+    declares={"alibi_distances": "signed"},
+    breaks=("semantics.alibi_distances", "kernels.slopes-and-sinks-are-biases", "operation.oracle"),
+    source="a declaration for causal attention, where both are the same",
+)
+def absolute_after_all(correct: Formulas, n: int, m: int) -> Numbers:
+    """Linear biases penalise |i − j|, as specified; i − j is declared."""
+    return Formulas.distances(correct, n, m)
 
 
 @mutant(

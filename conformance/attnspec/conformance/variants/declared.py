@@ -7,11 +7,22 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.variants.registry import variant
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
-from attnspec.spec.kernels import GroupedQueryAttention, VariableLengthAttention
+from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention, VariableLengthAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AveragePooling, NadarayaWatson
 from attnspec.spec.positional import SinusoidalPositionalEncoding
-from attnspec.spec.recurrent import GRU, BidirectionalGRU, GRUCell, GRUParameters, StackedGRU
+from attnspec.spec.recurrent import (
+    GRU,
+    LSTM,
+    BidirectionalGRU,
+    BidirectionalLSTM,
+    GRUCell,
+    GRUParameters,
+    LSTMCell,
+    LSTMParameters,
+    StackedGRU,
+    StackedLSTM,
+)
 from attnspec.spec.scoring import DotScores
 from attnspec.spec.seq2seq import BahdanauContext
 from attnspec.spec.transformer import CachedDecoderStep, DecoderLayer, DecoderOnly, EncoderStack
@@ -141,6 +152,44 @@ class DistancesFromBottomRight(Formulas):
 
 
 @variant(
+    "query heads interleaved, declared",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
+    declares={"head_groups": "interleaved"},
+)
+class InterleavedHeads(Formulas):
+    """Query head r reads key head r mod heads_k."""
+
+    def repeat_heads(self, x: Numbers, group: int) -> Numbers:
+        """The key heads one after the other, ``group`` times."""
+        return np.concatenate([x] * group, axis=-3)
+
+
+@variant(
+    "signed distances from the bottom right, declared",
+    operations=(GroupedQueryAttention,),
+    declares={"alibi_distances": "signed", "causal_alignment": "bottom-right"},
+)
+class SignedDistances(Formulas):
+    """Linear biases raise the scores of later keys."""
+
+    def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+        """The mask joined with j ≤ i + m − n."""
+        triangle = np.tri(n, m, m - n, dtype=bool) if causal else None
+        return mask if triangle is None else triangle if mask is None else mask & triangle
+
+    def sliding_window_mask(self, n: int, m: int, *, window: Any = None) -> Numbers:
+        """The keys in a window around i + m − n."""
+        left, right = (None, None) if window is None else window
+        beyond = np.arange(m) - np.arange(n)[:, None] - (m - n)
+        near = np.ones((n, m), bool) if left is None else beyond >= -left
+        return near if right is None else near & (beyond <= right)
+
+    def distances(self, n: int, m: int) -> Numbers:
+        """The distances i + m − n − j, negative for later keys."""
+        return np.arange(n)[:, None] + (m - n) - np.arange(m)
+
+
+@variant(
     "NaN under the mask propagates, declared",
     operations=(ScaledDotProductAttention, NadarayaWatson, AveragePooling),
     declares={"masked_nonfinite": "propagates"},
@@ -203,6 +252,32 @@ class ResetAfter(Formulas):
     def gru_candidate(self, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
         """Candidate with R ⊙ (H W_hh)."""
         return self.state_activation(self.reset_after_product(x, h, reset, p))
+
+
+@variant(
+    "update gate of the candidate, declared",
+    operations=(GRUCell, GRU, BidirectionalGRU, StackedGRU),
+    declares={"gru_update": "candidate"},
+)
+class UpdateOfCandidate(Formulas):
+    """The update gate multiplies the candidate, as in haiku."""
+
+    def gru_update(self, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
+        """The new state (1 − Z) ⊙ H + Z ⊙ H̃."""
+        return h + update * (candidate - h)
+
+
+@variant(
+    "1 added in the forget gate, declared",
+    operations=(LSTMCell, LSTM, BidirectionalLSTM, StackedLSTM),
+    declares={"lstm_forget_bias": "plus-one"},
+)
+class ForgetPlusOne(Formulas):
+    """The forget gate is σ(… + 1), as in haiku and in TensorFlow 1."""
+
+    def forget_bias(self, p: LSTMParameters[Numbers]) -> Numbers:
+        """The bias plus 1."""
+        return 1 + p.b_f
 
 
 @variant(

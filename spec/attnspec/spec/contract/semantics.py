@@ -10,7 +10,7 @@ is about. A choice that the reference's formulas read, such as the pairing of a 
 formulas read it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -166,8 +166,20 @@ class Semantics:
     gru_reset: Literal["before", "after"] = question(
         "before", "Does the reset gate of a GRU multiply the state before the recurrent product, or the product?"
     )
+    gru_update: Literal["state", "candidate"] = question(
+        "state", "Does the update gate of a GRU multiply the state before, or the candidate?"
+    )
+    lstm_forget_bias: Literal["as-given", "plus-one"] = question(
+        "as-given", "Is the bias of an LSTM's forget gate added as it is given, or with 1 more?"
+    )
     rotary_pairs: Literal["interleaved", "halves"] = question(
         "interleaved", "Does a rotary embedding turn features 2i and 2i + 1 together, or i and i + d/2?"
+    )
+    head_groups: Literal["blocks", "interleaved"] = question(
+        "blocks", "Do consecutive query heads share a key head (r // group), or is r mod heads_k the key head of r?"
+    )
+    alibi_distances: Literal["absolute", "signed"] = question(
+        "absolute", "Do linear biases penalise |i − j|, or i − j, which is negative for later keys?"
     )
     repeatability: Literal["bitwise", "within-budget"] = question(
         "bitwise", "Does the same call give the same bits?", lambda o: o.float_result, allowing="within-budget"
@@ -267,3 +279,22 @@ class DeclaredSemantics:
             parts = {name: Semantics.of(d) for name, d in declared.items()}
             return cls(parts.pop("*", Semantics()), parts)
         return cls(Semantics.of(declared))
+
+    def demand_read(self, provided: Iterable[Operation], operations: Mapping[str, Operation]) -> None:
+        """Refuse a choice that no operation reads; ``ValueError`` names the questions that are read.
+
+        A choice for one operation is read by that operation, a choice for all by at least one of ``provided``.
+        """
+        for name, chosen in self.per_operation.items():
+            _demand_read(chosen, [operations[name]])
+        if read_by := list(provided):
+            _demand_read(self.default, read_by)
+
+
+def _demand_read(chosen: Semantics, readers: Sequence[Operation]) -> None:
+    read = [q.name for q in QUESTIONS.values() if any(q.concerns(operation) for operation in readers)]
+    unread = [q.name for q in QUESTIONS.values() if getattr(chosen, q.name) != q.normative and q.name not in read]
+    if unread:
+        readers_text = f"{readers[0].name} reads" if len(readers) == 1 else "the backend's operations read"
+        known = ", ".join(read) or "of which there are none"
+        raise ValueError(f"semantics: expected questions that {readers_text}, {known}; got {', '.join(unread)}")

@@ -47,7 +47,10 @@ class Kernels(Positional, Attention):
         return output, np.broadcast_to(logarithms, output.shape[:-1])
 
     def repeat_heads(self, x: Numbers, group: int) -> Numbers:
-        """Repeat keys or values for every query head: head r uses head r // group."""
+        """Repeat keys or values for every query head: head r uses head r // group, or r mod heads_k."""
+        if choice("head_groups") == "interleaved":
+            every = np.arange(group * x.shape[-3]) % x.shape[-3]
+            return np.moveaxis(np.moveaxis(x, -3, 0)[every], 0, -3)
         return np.repeat(x, group, axis=-3)
 
     def scaled_by(self, scores: Numbers, d: int, scale: Any) -> Numbers:
@@ -80,8 +83,9 @@ class Kernels(Positional, Attention):
         return slopes[:, None, None] * self.build_aligned(self.distances, n, m).astype(slopes.dtype)
 
     def distances(self, n: int, m: int) -> Numbers:
-        """|i − j| for every query i and key j."""
-        return np.abs(np.arange(n)[:, None] - np.arange(m))
+        """|i − j| for every query i and key j; i − j if ``alibi_distances`` is "signed"."""
+        behind = np.arange(n)[:, None] - np.arange(m)
+        return behind if choice("alibi_distances") == "signed" else np.abs(behind)
 
     def weighted(self, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
         """Softmax weights, and the weighted sums of values."""

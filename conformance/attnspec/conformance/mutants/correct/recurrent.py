@@ -53,7 +53,9 @@ class Recurrent(Attention):
         return of_input + reset * of_state + p.b_h
 
     def gru_update(self, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
-        """Mean of state and candidate with the update gate as weight of the state."""
+        """Mean of state and candidate; the update gate weighs one of them, as ``gru_update`` says."""
+        if choice("gru_update") == "candidate":
+            return (1 - update) * h + update * candidate
         return update * h + (1 - update) * candidate
 
     def lstm_cell(
@@ -69,10 +71,14 @@ class Recurrent(Attention):
         """Input gate, forget gate, output gate and candidate."""
         return (
             self.gate(self.affine(x, h, p.w_xi, p.w_hi, p.b_i)),
-            self.gate(self.affine(x, h, p.w_xf, p.w_hf, p.b_f)),
+            self.gate(self.affine(x, h, p.w_xf, p.w_hf, self.forget_bias(p))),
             self.gate(self.affine(x, h, p.w_xo, p.w_ho, p.b_o)),
             np.tanh(self.affine(x, h, p.w_xc, p.w_hc, p.b_c)),
         )
+
+    def forget_bias(self, p: LSTMParameters[Numbers]) -> Numbers:
+        """Bias of the forget gate, with 1 more if ``lstm_forget_bias`` says so."""
+        return p.b_f if choice("lstm_forget_bias") == "as-given" else p.b_f + 1
 
     def affine(self, x: Numbers, h: Numbers, w_x: Numbers, w_h: Numbers, b: Numbers) -> Numbers:
         """The pre-activation of a gate, of row vectors x (…, d) and h (…, h)."""
