@@ -17,6 +17,7 @@ from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import Arguments, Gradients, mask_of
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
+from attnspec.spec.kernels import VariableLengthAttention
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AttentionPooling, AveragePooling, NadarayaWatson
@@ -163,7 +164,7 @@ def mean_of_nothing(correct: Formulas, value: Numbers, *, mask: Numbers = None) 
 @mutant(
     "causal aligned at the bottom right",
     replaces="attendable",
-    operations=(ScaledDotProductAttention, MultiHeadAttention, AdditiveAttention),
+    operations=(ScaledDotProductAttention, MultiHeadAttention, AdditiveAttention, VariableLengthAttention),
     breaks=("semantics.causal_alignment",),
     source="Dao-AILab/flash-attention#1778, NVIDIA/cutlass#2336",
 )
@@ -178,7 +179,7 @@ def bottom_right(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int)
 @mutant(
     "causal aligned top left, declared bottom right",
     replaces="attendable",
-    operations=(ScaledDotProductAttention, AdditiveAttention),
+    operations=(ScaledDotProductAttention, AdditiveAttention, VariableLengthAttention),
     declares={"causal_alignment": "bottom-right"},
     breaks=("semantics.causal_alignment",),
     source="Dao-AILab/flash-attention#517: the documentation changed first",

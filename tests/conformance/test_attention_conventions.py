@@ -1,0 +1,124 @@
+"""Conventions of attention kernels: each choice is accepted if declared and convicted if not, by `check` and `judge`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnspec.conformance import judge
+from attnspec.conformance.inputs.arguments import Numbers
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import cases
+from attnspec.conformance.judging.engine import judge as judge_case
+from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.reference import REFERENCE
+from attnspec.spec import QUESTIONS
+
+FORMULA = "operation.oracle"
+
+
+def normal(*shape: int, seed: int = 0) -> Numbers:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def heads_and_keys(n: int = 3, m: int = 6, batch: tuple[int, ...] = (2,)) -> dict[str, Any]:
+    """Query, key and value with four heads of queries and two of keys."""
+    shapes = {"query": (*batch, 4, n, 8), "key": (*batch, 2, m, 8), "value": (*batch, 2, m, 4)}
+    return {name: normal(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
+
+
+def grouped(query: Numbers, key: Numbers, value: Numbers, **options: Any) -> Any:
+    return REFERENCE["grouped_query_attention"](query, key, value, **options)
+
+
+def near(beyond: Numbers, causal: bool, window: Any) -> Numbers:
+    """True at the keys that a causal mask and a window allow; ``beyond`` is how far each key is after its query."""
+    left, right = (None, None) if window is None else window
+    allowed = np.ones(beyond.shape, bool)
+    for side in (0 if causal else None, right):
+        allowed = allowed if side is None else allowed & (beyond <= side)
+    return allowed if left is None else allowed & (beyond >= -left)
+
+
+def packed_from_the_end(
+    query: Numbers, key: Numbers, value: Numbers, query_ends: Numbers, key_ends: Numbers,
+    *, causal: bool = False, window: Any = None, **options: Any,
+) -> Any:  # fmt: skip
+    """`flash_attn_varlen_func` since FlashAttention 2.1: each sequence's last query is aligned with its last key."""
+    parts = []
+    for (i, i_end), (j, j_end) in zip(pairwise(query_ends), pairwise(key_ends), strict=True):
+        n, m = int(i_end - i), int(j_end - j)
+        mask = near(np.arange(m) - np.arange(n)[:, None] - (m - n), causal, window)
+        arrays = query[..., i:i_end, :], key[..., j:j_end, :], value[..., j:j_end, :]
+        parts.append(grouped(*arrays, mask=mask, **options))
+    return tuple(np.concatenate(x, axis) for x, axis in zip(zip(*parts, strict=True), (-2, -1), strict=True))
+
+
+@dataclass(frozen=True)
+class Convention:
+    """A choice, a backend that makes it, and a call on which the choices differ."""
+
+    question: str
+    choice: str
+    operation: str
+    backend: Callable[..., Any]
+    call: dict[str, Any]
+
+    @property
+    def normative(self) -> str:
+        return QUESTIONS[self.question].normative
+
+
+ENDS = {"query_ends": np.array([0, 2, 2, 5]), "key_ends": np.array([0, 5, 7, 9])}
+
+CONVENTIONS = [
+    Convention("causal_alignment", "bottom-right", "variable_length_attention", packed_from_the_end, call)
+    for call in ({**heads_and_keys(5, 9), **ENDS, **options} for options in ({"causal": True}, {"window": (1, 0)}))
+]
+
+
+def verdicts(convention: Convention, backend: Callable[..., Any], declared: str) -> dict[str, Any]:
+    """Results of the formula's law and of the question's, by law, at float32."""
+    made = SimpleNamespace(
+        name="kernel", semantics={convention.question: declared}, **{convention.operation: backend}
+    )
+    laws = (FORMULA, QUESTIONS[convention.question].law)
+    (case,) = cases(Contract.of(made), operations=(convention.operation,), dtypes=("float32",), laws=laws)
+    return {r.law: r for r in judge_case(made, Contract.of(made), case, PROFILES["quick"])}
+
+
+of_every_convention = pytest.mark.parametrize(
+    "convention", CONVENTIONS, ids=[f"{i} {c.operation} {c.question}={c.choice}" for i, c in enumerate(CONVENTIONS)]
+)
+
+
+@of_every_convention
+def test_a_declared_convention_is_accepted(convention: Convention) -> None:
+    results = verdicts(convention, convention.backend, convention.choice)
+    assert {law: r.message for law, r in results.items() if r.violates} == {}
+    assert results[QUESTIONS[convention.question].law].examples
+    output = convention.backend(**convention.call)
+    semantics = {convention.question: convention.choice}
+    assert judge(convention.operation, output, **convention.call, semantics=semantics)
+
+
+@of_every_convention
+def test_an_undeclared_convention_is_convicted_and_observed(convention: Convention) -> None:
+    results = verdicts(convention, convention.backend, convention.normative)
+    assert all(r.violates for r in results.values())
+    assert results[QUESTIONS[convention.question].law].observed == convention.choice
+    assert not judge(convention.operation, convention.backend(**convention.call), **convention.call)
+
+
+@of_every_convention
+def test_a_convention_that_is_declared_and_not_followed_is_convicted(convention: Convention) -> None:
+    normative = REFERENCE[convention.operation]
+    results = verdicts(convention, normative, convention.choice)
+    assert all(r.violates for r in results.values())
+    assert results[QUESTIONS[convention.question].law].observed == convention.normative
+    semantics = {convention.question: convention.choice}
+    assert not judge(convention.operation, normative(**convention.call), **convention.call, semantics=semantics)
