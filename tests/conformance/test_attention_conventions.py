@@ -1,7 +1,8 @@
 """Conventions of attention kernels: each choice is accepted if declared and convicted if not, by `check` and `judge`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from attnspec.conformance.judging.engine import cases
 from attnspec.conformance.judging.engine import judge as judge_case
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.reference import REFERENCE
+from attnspec.reference.defining.choices import choosing
 from attnspec.spec import QUESTIONS
 
 FORMULA = "operation.oracle"
@@ -58,15 +60,35 @@ def packed_from_the_end(
     return tuple(np.concatenate(x, axis) for x, axis in zip(zip(*parts, strict=True), (-2, -1), strict=True))
 
 
+def cached(
+    query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False, window: Any = None,
+    bias: Any = None, slopes: Any = None, key_lengths: Any = None, bottom_right: bool = False, **options: Any,
+) -> Any:  # fmt: skip
+    """Attention to a cache: with lengths ℓ, query i is at ℓ − n + i, as in ONNX's Attention-24 with `nonpad_kv_seqlen`.
+
+    Without lengths it is at i, or at m − n + i if ``bottom_right``, as in `flash_attn_with_kvcache`.
+    """
+    n, m = query.shape[-2], key.shape[-2]
+    start = np.array(m - n if bottom_right else 0) if key_lengths is None else key_lengths - n
+    beyond = np.arange(m) - np.arange(n)[:, None] - start[..., None, None]
+    allowed = near(beyond, causal, window) & (True if mask is None else mask)
+    allowed = allowed if key_lengths is None else allowed & (np.arange(m) < key_lengths[..., None, None])
+    if slopes is not None:
+        linear = -slopes[:, None, None] * np.abs(beyond)[..., None, :, :].astype(slopes.dtype)
+        bias = linear if bias is None else bias + linear
+    return grouped(query, key, value, mask=allowed, bias=bias, **options)
+
+
 @dataclass(frozen=True)
 class Convention:
-    """A choice, a backend that makes it, and a call on which the choices differ."""
+    """A choice, a backend that makes it, and a call on which the choices differ; ``others`` are declared too."""
 
     question: str
     choice: str
     operation: str
     backend: Callable[..., Any]
     call: dict[str, Any]
+    others: dict[str, str] = field(default_factory=dict)
 
     @property
     def normative(self) -> str:
@@ -75,17 +97,35 @@ class Convention:
 
 ENDS = {"query_ends": np.array([0, 2, 2, 5]), "key_ends": np.array([0, 5, 7, 9])}
 
+LENGTHS = {"key_lengths": np.array([4, 5])}
+
+SLOPES = {"slopes": np.float32([0.5, 0.25, 0.125, 1.0])}
+
 CONVENTIONS = [
-    Convention("causal_alignment", "bottom-right", "variable_length_attention", packed_from_the_end, call)
-    for call in ({**heads_and_keys(5, 9), **ENDS, **options} for options in ({"causal": True}, {"window": (1, 0)}))
+    *(
+        Convention("causal_alignment", "bottom-right", "variable_length_attention", packed_from_the_end, call)
+        for call in ({**heads_and_keys(5, 9), **ENDS, **options} for options in ({"causal": True}, {"window": (1, 0)}))
+    ),
+    *(
+        Convention("length_alignment", "at-length", "grouped_query_attention", cached, call)
+        for options in ({"causal": True}, {"window": (1, 0)}, {"causal": True, **SLOPES}, SLOPES)
+        for call in [{**heads_and_keys(), **LENGTHS, **options}]
+    ),
+    Convention(
+        "length_alignment",
+        "at-length",
+        "grouped_query_attention",
+        partial(cached, bottom_right=True),
+        {**heads_and_keys(), **LENGTHS, "causal": True},
+        {"causal_alignment": "bottom-right"},
+    ),
 ]
 
 
 def verdicts(convention: Convention, backend: Callable[..., Any], declared: str) -> dict[str, Any]:
     """Results of the formula's law and of the question's, by law, at float32."""
-    made = SimpleNamespace(
-        name="kernel", semantics={convention.question: declared}, **{convention.operation: backend}
-    )
+    semantics = {**convention.others, convention.question: declared}
+    made = SimpleNamespace(name="kernel", semantics=semantics, **{convention.operation: backend})
     laws = (FORMULA, QUESTIONS[convention.question].law)
     (case,) = cases(Contract.of(made), operations=(convention.operation,), dtypes=("float32",), laws=laws)
     return {r.law: r for r in judge_case(made, Contract.of(made), case, PROFILES["quick"])}
@@ -102,7 +142,7 @@ def test_a_declared_convention_is_accepted(convention: Convention) -> None:
     assert {law: r.message for law, r in results.items() if r.violates} == {}
     assert results[QUESTIONS[convention.question].law].examples
     output = convention.backend(**convention.call)
-    semantics = {convention.question: convention.choice}
+    semantics = {**convention.others, convention.question: convention.choice}
     assert judge(convention.operation, output, **convention.call, semantics=semantics)
 
 
@@ -111,14 +151,19 @@ def test_an_undeclared_convention_is_convicted_and_observed(convention: Conventi
     results = verdicts(convention, convention.backend, convention.normative)
     assert all(r.violates for r in results.values())
     assert results[QUESTIONS[convention.question].law].observed == convention.choice
-    assert not judge(convention.operation, convention.backend(**convention.call), **convention.call)
+    output = convention.backend(**convention.call)
+    assert not judge(convention.operation, output, **convention.call, semantics=convention.others)
 
 
 @of_every_convention
 def test_a_convention_that_is_declared_and_not_followed_is_convicted(convention: Convention) -> None:
-    normative = REFERENCE[convention.operation]
+
+    def normative(*arrays: Numbers, **options: Any) -> Any:
+        with choosing(**convention.others):
+            return REFERENCE[convention.operation](*arrays, **options)
+
     results = verdicts(convention, normative, convention.choice)
     assert all(r.violates for r in results.values())
     assert results[QUESTIONS[convention.question].law].observed == convention.normative
-    semantics = {convention.question: convention.choice}
+    semantics = {**convention.others, convention.question: convention.choice}
     assert not judge(convention.operation, normative(**convention.call), **convention.call, semantics=semantics)

@@ -13,7 +13,7 @@ from attnspec.reference.attention import attend
 from attnspec.reference.defining.arithmetic import counted
 from attnspec.reference.defining.choices import choice
 from attnspec.reference.defining.definition import defines
-from attnspec.reference.masking import beyond_diagonal, joint_mask, padding_mask
+from attnspec.reference.masking import beyond_diagonal, padding_mask
 from attnspec.reference.normalization import log_sum_exp, softmax
 from attnspec.reference.pooling import pooled
 from attnspec.spec.kernels import (
@@ -63,6 +63,7 @@ def grouped_query_attention(
 ) -> tuple[Float[np.ndarray, "*batch heads n d_v"], Float[np.ndarray, "*batch heads n"] | None]:
     """o = softmax(s) v and ℓ = log Σ exp s over attendable keys; the sink is one more, of value 0."""
     heads_k, n, m = key.shape[-3], query.shape[-2], key.shape[-2]
+    beyond = beyond_diagonal(n, m, key_lengths)
     scores = capped(
         scaled(split_groups(query, heads_k) @ np.swapaxes(add_groups(key), -1, -2), query.shape[-1], scale), softcap
     )
@@ -70,10 +71,10 @@ def grouped_query_attention(
         scores = scores + split_groups(bias, heads_k)
     if slopes is not None:
         # With ``like``, budgets know that these integers are exact.
-        distance = np.asarray(np.abs(beyond_diagonal(n, m)), dtype=scores.dtype, like=scores)
+        distance = np.asarray(np.abs(beyond)[..., None, None, :, :], dtype=scores.dtype, like=scores)
         scores = scores - per_head(slopes, heads_k) * distance
     unpadded = None if key_lengths is None else padding_mask(key_lengths, m)[..., None, :]
-    masks = (joint_mask(mask, causal, n, m), window_mask(beyond_diagonal(n, m), window), unpadded)
+    masks = (mask, beyond <= 0 if causal else None, window_mask(beyond, window), unpadded)
     attendable = None
     for x in masks:
         if x is not None:

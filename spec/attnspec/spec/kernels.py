@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 
+@depends_on("length_alignment")
 @operation(
     "grouped_query_attention",
     chapter="kernels",
@@ -81,7 +82,7 @@ class GroupedQueryAttention(Protocol[Array]):
     Domain: Σ|q||k| does not overflow. The softcap is positive.
     Edges: Key j is attendable for query i if all options allow it: `mask` is True, j ≤ i with `causal`,
     i − left ≤ j ≤ i + right with `window`, where None is any distance, and j < `key_lengths`. If n ≠ `m`, query 0 is
-    aligned with key 0 (semantics `causal_alignment`). Keys that are not attendable are left out after scores are
+    aligned with key 0 (semantics `causal_alignment`, and `length_alignment` with `key_lengths`). Keys that are not attendable are left out after scores are
     capped, with their values, NaN and ∞ included. A query without attendable keys gives 0, and −∞ for the logarithm or,
     if there is one, its sink; its gradients are those of the sink. An empty batch gives an empty result. So does
     `n` = 0.

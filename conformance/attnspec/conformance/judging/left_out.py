@@ -31,7 +31,7 @@ def raises_without_keys(semantics: Semantics, arguments: Arguments) -> bool:
     """
     if "error" not in semantics.without_keys.values() or not arguments.operation.masks or arguments.keys_count == 0:
         return False
-    return not rows_with_keys(arguments, bottom_right=semantics.bottom_right).all()
+    return not rows_with_keys(arguments, semantics=semantics).all()
 
 
 def demand_layouts(limits: Limits) -> None:

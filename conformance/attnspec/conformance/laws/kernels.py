@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
-from attnspec.conformance.inputs.attendance import attendable, mask_shape
+from attnspec.conformance.inputs.attendance import attendable, key_offsets, mask_shape
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import doubles, sample, sum_budgets, wide
@@ -146,10 +146,8 @@ def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     query, _, _ = operands(operation)
     powers = subject.exact(2.0 ** -rng.integers(0, 5, arguments.array(query.path).shape[-3]).astype(float))
     with_slopes = arguments.replaced({path: powers, biased: None} | ({operation.flag: False} if operation.flag else {}))
-    n, m = with_slopes.queries or 0, with_slopes.keys_count or 0
-    diagonal = np.arange(n)[:, None] + (m - n if subject.semantics.bottom_right else 0)
-    distance = np.abs(diagonal - np.arange(m))
-    exact = -wide(powers)[:, None, None] * distance
+    offsets = key_offsets(with_slopes, operation.key_size or "", semantics=subject.semantics)
+    exact = -wide(powers)[:, None, None] * np.abs(offsets)[..., None, :, :]
     bias = subject.exact(exact)
     if not np.array_equal(wide(bias), exact):
         return False
@@ -184,7 +182,7 @@ def empty_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     operation = subject.operation
     if not arguments.queries:
         return False
-    mask = attendable(arguments, bottom_right=subject.semantics.bottom_right)
+    mask = attendable(arguments, semantics=subject.semantics)
     mask[..., int(rng.integers(arguments.queries)), :] = False
     rows_without_keys = np.expand_dims(~mask.any(-1), -2)
     masked, path = arguments.with_mask(mask), operation.part(ScoreEffect.SINK)

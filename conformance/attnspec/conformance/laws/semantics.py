@@ -7,7 +7,9 @@ row without attendable keys may depend.
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
+from typing import Any, cast
 
 import numpy as np
 
@@ -33,7 +35,7 @@ from attnspec.conformance.laws.rows_without_keys import oracle_of_averages
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import CAUSAL
 from attnspec.spec.contract.semantics import ENCODINGS, QUESTIONS, spelled
-from attnspec.spec.contract.tree import Leaf, as_tuple
+from attnspec.spec.contract.tree import Kind, Leaf, as_tuple
 from attnspec.spec.laws.semantics import SEMANTICS
 
 Probe = Callable[[Subject, np.random.Generator], Observations]
@@ -244,7 +246,8 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Observations
             expected = oracle[subject.operation.leading.path]
             within_budget = np.abs(wide(got) - expected.value) <= expected.budget
             if subject.operation.mask is not None:
-                rows = with_feature_axes(subject, live(restricted, bottom_right=name == "bottom-right"))
+                semantics = replace(subject.semantics, causal_alignment=cast(Any, name))
+                rows = with_feature_axes(subject, live(restricted, semantics=semantics))
                 within_budget = within_budget[np.broadcast_to(rows, got.shape)]
             if within_budget.all():
                 matching.append(name)
@@ -252,6 +255,28 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Observations
             _demand_right_results(subject, plain, "causal_alignment")
         message = "" if matching else "the result is right without `causal`, but with it fits neither alignment"
         seen.append(Observation(matching[0] if matching else OTHER, restricted, message))
+    return seen
+
+
+@probes("length_alignment")
+def length_alignment(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Pass fewer lengths than keys, and more than queries, with `causal` or with a window."""
+    seen: Observations = []
+    leaf = subject.operation.hiding_argument(subject.operation.key_size)
+    if leaf is None or leaf.kind is not Kind.INT or not subject.limits.has(leaf.path):
+        return seen
+    for batch, queries, keys, features in (((), 2, 5, 4), ((2,), 5, 9, 4), ((2, 2), 17, 40, 16)):
+        fits = len(batch) <= subject.limits.max_batch_dims
+        plain = sample(subject, rng, batch if fits else (), queries=queries, keys=keys, features=features)
+        n, m = plain.queries or 0, plain.keys_count or 0
+        if m < n + 2:
+            continue  # only lengths between n and m tell the choices apart under either alignment
+        lengths = np.full(plain.batch, n + 1)
+        lengths.flat[1:] = m - 1
+        restricted = _with_causal_or_window(subject, plain.replaced({leaf.path: lengths}))
+        if restricted is not None:
+            fitting = _fitting(subject, restricted, "length_alignment", leading_only=True)
+            seen.extend(Observation(choice, restricted) for choice in fitting)
     return seen
 
 
@@ -366,17 +391,24 @@ def rotary_pairs(subject: Subject, rng: np.random.Generator) -> Observations:
     return [Observation(choice, x) for x in samples(subject, rng) for choice in _fitting(subject, x, "rotary_pairs")]
 
 
-def _fitting(subject: Subject, arguments: Arguments, question: str) -> list[str]:
-    """The first choice whose formula fits; empty if all fit, a violation if none does."""
+def _fitting(subject: Subject, arguments: Arguments, question: str, *, leading_only: bool = False) -> list[str]:
+    """The first choice whose formula fits; empty if all fit, a violation if none does.
+
+    With ``leading_only`` other results, such as log-sum-exps, are not compared.
+    """
+    compared = [x.path for x in subject.operation.outputs if x is subject.operation.leading or not leading_only]
     got, choices = subject.results(arguments), QUESTIONS[question].choices
     fitting = []
     for choice in choices:
         oracles = subject.normative_oracles(arguments, choices={**subject.choices, question: choice})
-        if all((np.abs(wide(got[path]) - x.value) <= x.budget).all() for path, x in oracles.items()):
+        if all(
+            (np.abs(wide(got[path]) - x.value) <= x.budget).all() for path, x in oracles.items() if path in compared
+        ):
             fitting.append(choice)
     if not fitting:
         oracles = subject.normative_oracles(arguments)
-        expected, budgets = ({p: x.value for p, x in oracles.items()}, {p: x.budget for p, x in oracles.items()})
+        expected = {p: x.value for p, x in oracles.items()}
+        budgets = {p: x.budget if p in compared else np.full(x.budget.shape, np.inf) for p, x in oracles.items()}
         prefix = f"{question} cannot be determined: no choice fits; under the normative one"
         subject.all_match(got, expected, budgets, arguments, prefix)
     return [] if len(fitting) == len(choices) else fitting[:1]

@@ -3,11 +3,14 @@
 See :mod:`attnspec.conformance.mutants.semantics` for how mutants are written.
 """
 
+from typing import Any
+
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.kernels import VariableLengthAttention
+from attnspec.reference.defining.choices import choosing
+from attnspec.spec.kernels import GroupedQueryAttention, VariableLengthAttention
 
 
 @mutant(
@@ -30,3 +33,38 @@ class OneOffset(Formulas):
     def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
         """The causal mask j ≤ i + offset."""
         return np.tri(n, m, vars(self)["offset"], dtype=bool) if causal else mask
+
+
+@mutant(
+    "queries at the end of key lengths",
+    operations=(GroupedQueryAttention,),
+    breaks=("semantics.length_alignment", "masking.equals-explicit-mask", "operation.oracle"),
+    source="onnx/onnx: Attention-24 with nonpad_kv_seqlen; flash_attn_with_kvcache with cache_seqlens",
+)
+class AtLengths(Formulas):
+    """With key lengths ℓ, query i is at position ℓ − n + i, which is not declared."""
+
+    def grouped_query_attention(
+        self, query: Numbers, key: Numbers, value: Numbers, *, key_lengths: Numbers = None, **options: Any
+    ) -> Numbers:
+        """Attention to each length alone, aligned at the bottom right."""
+        if key_lengths is None:
+            return Formulas.grouped_query_attention(self, query, key, value, **options)
+        filled = {name: options.pop(name, None) for name in ("mask", "bias", "slopes", "sinks")}
+        return self.aligned_at_lengths(query, key, value, key_lengths, **filled, **options)
+
+
+@mutant(
+    "key lengths move no query, declared at the length",
+    replaces="aligned_at_lengths",
+    operations=(GroupedQueryAttention,),
+    declares={"length_alignment": "at-length"},
+    breaks=("semantics.length_alignment", "masking.equals-explicit-mask", "operation.oracle"),
+    source="microsoft/onnxruntime#28958: lengths were a padding mask only",
+)
+def padding_alone(
+    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, lengths: Numbers, **options: Any
+) -> Numbers:
+    """Key lengths hide keys and move no query, but are declared to align the last one."""
+    with choosing(length_alignment="ignored"):
+        return correct.grouped_query_attention(query, key, value, key_lengths=lengths, **options)

@@ -148,6 +148,9 @@ class Semantics:
         "When n ≠ m, is query i aligned with key i (top-left) or with key i + m − n (bottom-right)?",
         _aligns,
     )
+    length_alignment: Literal["ignored", "at-length"] = question(
+        "ignored", "With `key_lengths` ℓ, is query i aligned as without them, or with key i + ℓ − n?"
+    )
     masked_nonfinite: Literal["excluded", "propagates"] = question(
         "excluded", "Does NaN or an infinity stored at a masked key or value reach the result?", _masked
     )

@@ -9,7 +9,7 @@ from attnspec.conformance.mutants.correct.arithmetic import Numbers
 from attnspec.conformance.mutants.correct.attention import Attention
 from attnspec.conformance.mutants.correct.positional import Positional
 from attnspec.conformance.mutants.correct.tape import value_of
-from attnspec.reference.defining.choices import choice
+from attnspec.reference.defining.choices import choice, choosing
 
 
 class Kernels(Positional, Attention):
@@ -32,6 +32,10 @@ class Kernels(Positional, Attention):
         key_lengths: Numbers = None,
     ) -> Numbers:
         """The output of every head, and the log-sum-exp of its scores."""
+        if key_lengths is not None and choice("length_alignment") == "at-length":
+            parts = {"mask": mask, "bias": bias, "slopes": slopes, "sinks": sinks}
+            options = {"causal": causal, "scale": scale, "window": window, "softcap": softcap}
+            return self.aligned_at_lengths(query, key, value, key_lengths, **parts, **options)
         n, m, group = query.shape[-2], key.shape[-2], query.shape[-3] // key.shape[-3]
         keys, values = self.repeat_heads(key, group), self.repeat_heads(value, group)
         products = self.scaled_by(self.dot_scores(query, keys), query.shape[-1], scale)
@@ -45,6 +49,24 @@ class Kernels(Positional, Attention):
             _, output = self.with_sink(scores, values, attendable, sinks)
         logarithms = self.log_sum_exps(scores, attendable, sinks)
         return output, np.broadcast_to(logarithms, output.shape[:-1])
+
+    def aligned_at_lengths(
+        self, query: Numbers, key: Numbers, value: Numbers, lengths: Numbers, **options: Any
+    ) -> Numbers:
+        """Attention whose last query is at the end of each length: each length alone, aligned bottom right."""
+        m = key.shape[-2]
+        self.check_lengths(lengths, m)
+        output = logarithms = query.dtype.type(0)
+        for length in np.unique(lengths) if lengths.size else (m,):
+            cut = {name: options[name] for name in ("mask", "bias") if options[name] is not None}
+            cut = {name: x[..., :length] if x.shape[-1] == m else x for name, x in cut.items()}
+            with choosing(causal_alignment="bottom-right"):
+                result = self.grouped_query_attention(
+                    query, key[..., :length, :], value[..., :length, :], **{**options, **cut}
+                )
+            here = (lengths == length)[..., None, None]
+            output, logarithms = np.where(here[..., None], result[0], output), np.where(here, result[1], logarithms)
+        return output, logarithms
 
     def repeat_heads(self, x: Numbers, group: int) -> Numbers:
         """Repeat keys or values for every query head: head r uses head r // group."""
