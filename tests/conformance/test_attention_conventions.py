@@ -1,4 +1,4 @@
-"""Conventions of attention kernels: each choice is accepted if declared and convicted if not, by `check` and `judge`."""
+"""Conventions of attention kernels: a choice is accepted if declared, convicted if not, by `check` and `judge`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -79,6 +79,25 @@ def cached(
     return grouped(query, key, value, mask=allowed, bias=bias, **options)
 
 
+def narrower(window: Any) -> Any:
+    """The window with one key less on its left side."""
+    return window if window is None or window[0] is None else (window[0] - 1, window[1])
+
+
+def own_in_window(
+    query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, window: Any = None, **options: Any
+) -> Any:
+    """Windows of W keys, the query's own among them, as `sliding_window` of Hugging Face's models."""
+    if window is not None:
+        inside = own_in_window_mask(query.shape[-2], key.shape[-2], window=window)
+        mask = inside if mask is None else mask & inside
+    return grouped(query, key, value, mask=mask, **options)
+
+
+def own_in_window_mask(n: int, m: int, *, window: Any = None) -> Numbers:
+    return near(np.arange(m) - np.arange(n)[:, None], False, narrower(window))
+
+
 @dataclass(frozen=True)
 class Convention:
     """A choice, a backend that makes it, and a call on which the choices differ; ``others`` are declared too."""
@@ -110,6 +129,16 @@ CONVENTIONS = [
         Convention("length_alignment", "at-length", "grouped_query_attention", cached, call)
         for options in ({"causal": True}, {"window": (1, 0)}, {"causal": True, **SLOPES}, SLOPES)
         for call in [{**heads_and_keys(), **LENGTHS, **options}]
+    ),
+    Convention(
+        "window_left",
+        "includes-own",
+        "grouped_query_attention",
+        own_in_window,
+        {**heads_and_keys(6, 6), "window": (2, 0)},
+    ),
+    Convention(
+        "window_left", "includes-own", "sliding_window_mask", own_in_window_mask, {"n": 6, "m": 6, "window": (2, 1)}
     ),
     Convention(
         "length_alignment",

@@ -275,13 +275,15 @@ def sliding_window_mask(
 def window_mask(beyond: np.ndarray, window: Window) -> np.ndarray | None:
     """Mask of the keys in a window; None without a window.
 
+    Its left side reaches one key less where it includes the query's own position (semantics `window_left`).
     ``beyond`` is the position of each key minus that of each query. An open side of the window (None) excludes no key.
     """
     if window is None:
         return None
     left, right = window
     farthest = np.abs(beyond).max(initial=0)
-    first, last = -farthest if left is None else -left, farthest if right is None else right
+    own = 1 if choice("window_left") == "includes-own" else 0
+    first, last = -farthest if left is None else own - left, farthest if right is None else right
     inside: np.ndarray = (beyond >= first) & (beyond <= last)
     return inside
 

@@ -42,6 +42,7 @@ __all__ = [
 
 
 @depends_on("length_alignment")
+@depends_on("window_left")
 @operation(
     "grouped_query_attention",
     chapter="kernels",
@@ -81,8 +82,9 @@ class GroupedQueryAttention(Protocol[Array]):
     logarithms have no unit.
     Domain: Σ|q||k| does not overflow. The softcap is positive.
     Edges: Key j is attendable for query i if all options allow it: `mask` is True, j ≤ i with `causal`,
-    i − left ≤ j ≤ i + right with `window`, where None is any distance, and j < `key_lengths`. If n ≠ `m`, query 0 is
-    aligned with key 0 (semantics `causal_alignment`, and `length_alignment` with `key_lengths`). Keys that are not attendable are left out after scores are
+    i − left ≤ j ≤ i + right with `window`, where None is any distance (semantics `window_left`), and j < `key_lengths`.
+    If n ≠ `m`, query 0 is aligned with key 0 (semantics `causal_alignment`, and `length_alignment` with `key_lengths`).
+    Keys that are not attendable are left out after scores are
     capped, with their values, NaN and ∞ included. A query without attendable keys gives 0, and −∞ for the logarithm or,
     if there is one, its sink; its gradients are those of the sink. An empty batch gives an empty result. So does
     `n` = 0.
@@ -109,6 +111,7 @@ class GroupedQueryAttention(Protocol[Array]):
     ]: ...
 
 
+@depends_on("window_left")
 @operation(
     "variable_length_attention",
     chapter="kernels",
@@ -154,6 +157,7 @@ class VariableLengthAttention(Protocol[Array]):
     ]: ...
 
 
+@depends_on("window_left")
 @operation(
     "paged_attention",
     chapter="kernels",
@@ -312,6 +316,7 @@ class AlibiSlopes(Protocol[Array_co]):
     def __call__(self, heads: int) -> Float[Array_co, "{heads}"]: ...
 
 
+@depends_on("window_left")
 @operation(
     "sliding_window_mask",
     chapter="kernels",
@@ -325,8 +330,8 @@ class AlibiSlopes(Protocol[Array_co]):
 class SlidingWindowMask(Protocol[Array_co]):
     """Sliding-window mask: queries may attend to keys at most l before and r after.
 
-    Where: (l, r) is `window`, both ends included. None is any distance; without `window` all keys are allowed. In the
-    result, True = may attend. Positions of queries and of keys are both counted from 0.
+    Where: (l, r) is `window`, both ends included (semantics `window_left`). None is any distance; without `window` all
+    keys are allowed. In the result, True = may attend. Positions of queries and of keys are both counted from 0.
     Edges: With m = 0 or n = 0 the mask is empty.
     """
 

@@ -33,7 +33,7 @@ def attendable(
     """The keys that every query may attend to: booleans (*batch, n, m) or (*batch, m).
 
     ``keys`` is by default the attended axis; ``rows`` selects queries. ``semantics`` says how the causal flag and the
-    window are aligned.
+    window are aligned, and how far the window reaches.
     """
     operation, shape = arguments.operation, mask_shape(arguments, keys)
     keys = keys or operation.key_size or ""
@@ -50,7 +50,7 @@ def attendable(
         distance = key_offsets(arguments, keys, rows, semantics=semantics)
         for bound in (0 if causal else None, right):
             allowed = allowed if bound is None else allowed & (distance <= bound)
-        allowed = allowed if left is None else allowed & (distance >= -left)
+        allowed = allowed if left is None else allowed & (distance >= semantics.own_in_window - left)
     lengths = _key_lengths(arguments) if attended else None
     return np.array(allowed if lengths is None else allowed & (np.arange(shape[-1]) < lengths[..., None, None]))
 

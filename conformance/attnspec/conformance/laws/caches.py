@@ -142,7 +142,8 @@ def paged_equals_contiguous(subject: Subject, arguments: Arguments, rng: np.rand
         window = paged[subject.operation.window or ""]
         left, right = (None, None) if window is None else window
         causal = any(paged[o.path] for o in subject.operation.options if o.choices)
-        near = (offset >= -(keys.size if left is None else left)) & (offset <= (keys.size if right is None else right))
+        first = subject.semantics.own_in_window - (keys.size + n if left is None else left)
+        near = (offset >= first) & (offset <= (keys.size if right is None else right))
         mask = near & (keys < lengths) & (~np.bool_(causal) | (offset <= 0))
         gathered = Arguments(other.operation, {**values, other.operation.mask.path: mask})
         expected, budgets = other.results(gathered), doubled(subject.budgets(paged))

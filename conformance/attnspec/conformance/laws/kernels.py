@@ -299,10 +299,11 @@ def window_parts(subject: Subject, arguments: Arguments, rng: np.random.Generato
         return subject.call(arguments.replaced({path: (left, right)}))
 
     n, m = (arguments[o.path] for o in subject.operation.numbers)
+    own = subject.semantics.own_in_window
     left, right = int(rng.integers(4)), int(rng.integers(4))
     for got, expected in (
         (mask(left, right), mask(left, None) & mask(None, right)),
-        (mask(0, 0), np.eye(n, m, dtype=bool)),
+        (mask(own, 0), np.eye(n, m, dtype=bool)),
         (mask(None, 0), np.tri(n, m, dtype=bool)),
         (mask(None, None), np.ones((n, m), bool)),
     ):

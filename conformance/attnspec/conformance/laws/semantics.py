@@ -236,7 +236,9 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Observations
     sizes = (((), 2, 5, 4), ((2,), 5, 3, 4), ((2, 2), 17, 40, 16))  # batch, queries, keys, features
     for batch, queries, keys, features in sizes[: 1 if _probes_once(subject) else None]:
         fits = len(batch) <= subject.limits.max_batch_dims
-        plain = _unequal(sample(subject, rng, batch if fits else (), queries=queries, keys=keys, features=features))
+        plain = _in_two_sequences(
+            sample(subject, rng, batch if fits else (), queries=queries, keys=keys, features=features)
+        )
         restricted = None if plain.queries == plain.keys_count else _with_causal_or_window(subject, plain)
         if restricted is None:
             continue
@@ -280,8 +282,24 @@ def length_alignment(subject: Subject, rng: np.random.Generator) -> Observations
     return seen
 
 
-def _unequal(arguments: Arguments) -> Arguments:
-    """A copy in which packed sequences have unequal numbers of queries and keys."""
+@probes("window_left")
+def window_left(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Pass windows to calls with as many queries as keys, so that no alignment matters."""
+    seen: Observations = []
+    operation, limits = subject.operation, subject.limits
+    if operation.window is None or not limits.has(operation.window):
+        return seen
+    for batch, count, window in (((), 4, (1, 0)), ((2,), 9, (3, 1)), ((2, 2), 40, (16, 0))):
+        plain = sample(subject, rng, batch if len(batch) <= limits.max_batch_dims else (), queries=count, keys=count)
+        full = {p: np.full_like(plain[p], plain.size(n)) for p, n in operation.lengths.items() if plain[p] is not None}
+        windowed = _in_two_sequences(plain).replaced({**full, operation.window: window})
+        fitting = _fitting(subject, windowed, "window_left", leading_only=True)
+        seen.extend(Observation(choice, windowed) for choice in fitting)
+    return seen
+
+
+def _in_two_sequences(arguments: Arguments) -> Arguments:
+    """A copy with two packed sequences; their numbers of queries and keys differ if those of the call do."""
     ends = {}
     for path, size in arguments.operation.cumulative.items():
         count = arguments.size(size)

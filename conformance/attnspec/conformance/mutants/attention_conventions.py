@@ -10,7 +10,7 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.reference.defining.choices import choosing
-from attnspec.spec.kernels import GroupedQueryAttention, VariableLengthAttention
+from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention, SlidingWindowMask, VariableLengthAttention
 
 
 @mutant(
@@ -68,3 +68,29 @@ def padding_alone(
     """Key lengths hide keys and move no query, but are declared to align the last one."""
     with choosing(length_alignment="ignored"):
         return correct.grouped_query_attention(query, key, value, key_lengths=lengths, **options)
+
+
+@mutant(
+    "windows include the query's own position",
+    replaces="window_sides",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention, SlidingWindowMask),
+    breaks=("semantics.window_left", "operation.oracle"),
+    source="huggingface/transformers#29623, sgl-project/sglang#32062: W keys, or W keys before the query",
+)
+def own_position_included(correct: Formulas, window: Any) -> tuple[int | None, int | None]:
+    """A window of l to the left reaches l − 1 keys before the query's position, which is not declared."""
+    left, right = Formulas.window_sides(correct, window)
+    return (None if left is None else left - 1), right
+
+
+@mutant(
+    "windows exclude the query's own position, declared to include it",
+    replaces="window_sides",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention, SlidingWindowMask),
+    declares={"window_left": "includes-own"},
+    breaks=("semantics.window_left", "operation.oracle"),
+    source="a declaration for the model's configuration, made for the kernel's window_size",
+)
+def own_position_excluded(correct: Formulas, window: Any) -> tuple[int | None, int | None]:
+    """A window of l to the left reaches l keys before the query, as specified, but is declared to reach l − 1."""
+    return (None, None) if window is None else window

@@ -6,7 +6,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.variants.registry import variant
-from attnspec.spec.kernels import GroupedQueryAttention
+from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention, SlidingWindowMask, VariableLengthAttention
 
 
 @variant(
@@ -53,3 +53,17 @@ class AtLengths(Formulas):
         return Formulas.grouped_query_attention(
             self, query, key, value, mask=mask, causal=causal, window=window, bias=bias, slopes=slopes, **options
         )
+
+
+@variant(
+    "windows include the query's own position, declared",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention, SlidingWindowMask),
+    declares={"window_left": "includes-own"},
+)
+class OwnPositionIncluded(Formulas):
+    """A window of W keys ends with the query's own, as `sliding_window` of Hugging Face's models."""
+
+    def window_sides(self, window: Any) -> tuple[int | None, int | None]:
+        """One key less than the window's left side."""
+        left, right = (None, None) if window is None else window
+        return (None if left is None else left - 1), right

@@ -151,6 +151,10 @@ class Semantics:
     length_alignment: Literal["ignored", "at-length"] = question(
         "ignored", "With `key_lengths` ℓ, is query i aligned as without them, or with key i + ℓ − n?"
     )
+    window_left: Literal["excludes-own", "includes-own"] = question(
+        "excludes-own",
+        "Does a window of l to the left reach key i − l, or i − l + 1, since l includes the query's own position?",
+    )
     masked_nonfinite: Literal["excluded", "propagates"] = question(
         "excluded", "Does NaN or an infinity stored at a masked key or value reach the result?", _masked
     )
@@ -201,6 +205,11 @@ class Semantics:
     def bottom_right(self) -> bool:
         """True if a causal mask aligns the last query with the last key."""
         return self.causal_alignment == "bottom-right"
+
+    @property
+    def own_in_window(self) -> int:
+        """1 if the left side of a window includes the query's own position, else 0."""
+        return int(self.window_left == "includes-own")
 
     @classmethod
     def of(cls, declared: "Semantics | Mapping[str, Any] | None") -> "Semantics":

@@ -191,7 +191,7 @@ class Kernels(Positional, Attention):
         self.check_lengths(lengths, m)
         positions = self.query_positions(lengths, n)
         offset = np.arange(m) - positions
-        left, right = (None, None) if window is None else window
+        left, right = self.window_sides(window)
         mask = np.arange(m) < lengths[..., None, None]
         mask = mask if left is None else mask & (offset >= -left)
         mask = mask if right is None else mask & (offset <= right)
@@ -266,10 +266,16 @@ class Kernels(Positional, Attention):
 
     def sliding_window_mask(self, n: int, m: int, *, window: Any = None) -> Numbers:
         """True where a key lies within the window."""
-        left, right = (None, None) if window is None else window
+        left, right = self.window_sides(window)
         behind = np.arange(m) - np.arange(n)[:, None]
         near = np.ones((n, m), bool) if left is None else behind >= -left
         return near if right is None else near & (behind <= right)
+
+    def window_sides(self, window: Any) -> tuple[int | None, int | None]:
+        """Keys before and after a query's position that a window allows; None for all."""
+        left, right = (None, None) if window is None else window
+        includes_own = choice("window_left") == "includes-own"
+        return (left - 1 if left is not None and includes_own else left), right
 
     def document_mask(self, query_documents: Numbers, key_documents: Numbers) -> Numbers:
         """True where query and key belong to the same document."""
