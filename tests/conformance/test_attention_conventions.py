@@ -98,6 +98,16 @@ def own_in_window_mask(n: int, m: int, *, window: Any = None) -> Numbers:
     return near(np.arange(m) - np.arange(n)[:, None], False, narrower(window))
 
 
+def in_base_2(query: Numbers, key: Numbers, value: Numbers, **options: Any) -> Any:
+    output, logarithms = grouped(query, key, value, **options)
+    return output, logarithms / np.log(np.float32(2))
+
+
+def merged_in_base_2(outputs: Numbers, log_sum_exps: Numbers) -> Any:
+    merged, logarithms = REFERENCE["merge_attention"](outputs, log_sum_exps * np.log(np.float32(2)))
+    return merged, np.asarray(logarithms / np.log(np.float32(2)))
+
+
 @dataclass(frozen=True)
 class Convention:
     """A choice, a backend that makes it, and a call on which the choices differ; ``others`` are declared too."""
@@ -118,7 +128,7 @@ ENDS = {"query_ends": np.array([0, 2, 2, 5]), "key_ends": np.array([0, 5, 7, 9])
 
 LENGTHS = {"key_lengths": np.array([4, 5])}
 
-SLOPES = {"slopes": np.float32([0.5, 0.25, 0.125, 1.0])}
+SLOPES = {"slopes": np.array([0.5, 0.25, 0.125, 1.0], np.float32)}
 
 CONVENTIONS = [
     *(
@@ -140,6 +150,14 @@ CONVENTIONS = [
     Convention(
         "window_left", "includes-own", "sliding_window_mask", own_in_window_mask, {"n": 6, "m": 6, "window": (2, 1)}
     ),
+    Convention("logarithms", "base-2", "grouped_query_attention", in_base_2, heads_and_keys()),
+    Convention(
+        "logarithms",
+        "base-2",
+        "merge_attention",
+        merged_in_base_2,
+        {"outputs": normal(2, 3, 4, seed=1), "log_sum_exps": 3 * normal(2, 3, seed=2)},
+    ),
     Convention(
         "length_alignment",
         "at-length",
@@ -154,10 +172,10 @@ CONVENTIONS = [
 def verdicts(convention: Convention, backend: Callable[..., Any], declared: str) -> dict[str, Any]:
     """Results of the formula's law and of the question's, by law, at float32."""
     semantics = {**convention.others, convention.question: declared}
-    made = SimpleNamespace(name="kernel", semantics=semantics, **{convention.operation: backend})
+    kernel = SimpleNamespace(name="kernel", semantics=semantics, **{convention.operation: backend})
     laws = (FORMULA, QUESTIONS[convention.question].law)
-    (case,) = cases(Contract.of(made), operations=(convention.operation,), dtypes=("float32",), laws=laws)
-    return {r.law: r for r in judge_case(made, Contract.of(made), case, PROFILES["quick"])}
+    (case,) = cases(Contract.of(kernel), operations=(convention.operation,), dtypes=("float32",), laws=laws)
+    return {r.law: r for r in judge_case(kernel, Contract.of(kernel), case, PROFILES["quick"])}
 
 
 of_every_convention = pytest.mark.parametrize(

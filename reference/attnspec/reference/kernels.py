@@ -84,8 +84,22 @@ def grouped_query_attention(
     if sinks is not None:
         scores, values, attendable = with_sink(scores, values, attendable, per_head(sinks, heads_k))
     output = pooled(softmax(scores, mask=attendable), values, attendable)
-    logarithms = np.broadcast_to(log_sum_exp(scores, mask=attendable), output.shape[:-1])
+    logarithms = np.broadcast_to(in_chosen_base(log_sum_exp(scores, mask=attendable)), output.shape[:-1])
     return merge_groups(output), merge_groups(logarithms[..., None])[..., 0]
+
+
+def in_chosen_base(logarithms: np.ndarray) -> np.ndarray:
+    """Natural logarithms, divided by log 2 if log-sum-exps are to base 2 (semantics `logarithms`)."""
+    to_base_2 = choice("logarithms") == "base-2"
+    converted: np.ndarray = logarithms / np.log(logarithms.dtype.type(2)) if to_base_2 else logarithms
+    return converted
+
+
+def natural(logarithms: np.ndarray) -> np.ndarray:
+    """Natural logarithms from log-sum-exps: the inverse of :func:`in_chosen_base`."""
+    to_base_2 = choice("logarithms") == "base-2"
+    converted: np.ndarray = logarithms * np.log(logarithms.dtype.type(2)) if to_base_2 else logarithms
+    return converted
 
 
 def split_groups(x: np.ndarray, heads_k: int) -> np.ndarray:
@@ -218,10 +232,11 @@ def merge_attention(
     outputs: Float[np.ndarray, "*#batch parts d_v"], log_sum_exps: Float[np.ndarray, "*#batch parts"]
 ) -> tuple[Float[np.ndarray, "*batch d_v"], Float[np.ndarray, "*batch"]]:
     """o = Σ exp(ℓ_p − ℓ) o_p and ℓ = log Σ exp ℓ_p: the parts are weighted by the softmax of ℓ_p."""
-    scores = log_sum_exps[..., None, :]
+    scores = natural(log_sum_exps)[..., None, :]
     with_keys = np.not_equal(scores, -np.inf)
     merged = pooled(softmax(scores, mask=with_keys), outputs, with_keys)[..., 0, :]
-    return merged, np.broadcast_to(log_sum_exp(scores, mask=with_keys)[..., 0], merged.shape[:-1])
+    logarithms = in_chosen_base(log_sum_exp(scores, mask=with_keys)[..., 0])
+    return merged, np.broadcast_to(logarithms, merged.shape[:-1])
 
 
 @defines(RotaryEmbedding[np.ndarray])

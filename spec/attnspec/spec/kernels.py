@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 
+@depends_on("logarithms")
 @depends_on("length_alignment")
 @depends_on("window_left")
 @operation(
@@ -78,8 +79,8 @@ class GroupedQueryAttention(Protocol[Array]):
     Where: g is `group`: the first g query heads use the first key head, and so on. λ is `scale`, 1/√d if not given; c
     is `softcap`, B `bias`, mᵣ `slopes`, bᵣ `sinks`, each left out if not given. A sink is the score of an additional
     key with value 0. The distance |i − j| is counted from the diagonal on which a causal mask is aligned. The mask is
-    the same for all heads. `log_sum_exp` is the natural logarithm of Z. The output is in units of value; scores and
-    logarithms have no unit.
+    the same for all heads. `log_sum_exp` is the natural logarithm of Z (semantics `logarithms`). The output is in
+    units of value; scores and logarithms have no unit.
     Domain: Σ|q||k| does not overflow. The softcap is positive.
     Edges: Key j is attendable for query i if all options allow it: `mask` is True, j ≤ i with `causal`,
     i − left ≤ j ≤ i + right with `window`, where None is any distance (semantics `window_left`), and j < `key_lengths`.
@@ -111,6 +112,7 @@ class GroupedQueryAttention(Protocol[Array]):
     ]: ...
 
 
+@depends_on("logarithms")
 @depends_on("window_left")
 @operation(
     "variable_length_attention",
@@ -157,6 +159,7 @@ class VariableLengthAttention(Protocol[Array]):
     ]: ...
 
 
+@depends_on("logarithms")
 @depends_on("window_left")
 @operation(
     "paged_attention",
@@ -241,6 +244,7 @@ class LatentAttention(Protocol[Array]):
     ) -> Float[Array, "*batch heads n d_v"]: ...
 
 
+@depends_on("logarithms")
 @operation(
     "merge_attention",
     chapter="kernels",
@@ -253,8 +257,8 @@ class LatentAttention(Protocol[Array]):
 class MergeAttention(Protocol[Array]):
     """Attention to all keys, merged from partial outputs and their log-sum-exps.
 
-    Where: Batch dimensions are all that the parts share: batch elements, heads and queries. The output is in units of
-    outputs.
+    Where: Batch dimensions are all that the parts share: batch elements, heads and queries. Logarithms are
+    natural (semantics `logarithms`). The output is in units of outputs.
     Edges: A part with a logarithm of −∞ has no keys and is left out with its output, NaN included. If no part has keys,
     or there are no parts, the output is 0 and the logarithm −∞.
     """

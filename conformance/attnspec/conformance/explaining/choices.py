@@ -24,6 +24,8 @@ VISIBLE_EFFECTS = {
     ("length_alignment", "at-length"): "The last query is aligned with the last key within the length",
     ("window_left", "excludes-own"): "The left side of a window does not count the query's own position",
     ("window_left", "includes-own"): "The left side of a window counts the query's own position",
+    ("logarithms", "natural"): "Log-sum-exps are natural logarithms",
+    ("logarithms", "base-2"): "Log-sum-exps are logarithms to base 2",
     ("gru_reset", "before"): "The reset gate multiplies the state before the recurrent product",
     ("gru_reset", "after"): "The reset gate multiplies the recurrent product",
     ("rotary_pairs", "interleaved"): "Features 2i and 2i + 1 are turned together",

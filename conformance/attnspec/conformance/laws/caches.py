@@ -125,6 +125,8 @@ def paged_equals_contiguous(subject: Subject, arguments: Arguments, rng: np.rand
     other = grouped_query_attention_of(subject)
     if other is None or other.operation.mask is None:
         return False
+    if other.semantics.logarithms != subject.semantics.logarithms:
+        return False
     sampled = _sample_paged(subject, rng)
     _, _, table, used_rows = _table_and_lengths(sampled)
     lengths = used_rows[:, None, None]

@@ -103,7 +103,8 @@ def score_cap_limits(subject: Subject, arguments: Arguments, rng: np.random.Gene
     budgets = sum_budgets(subject.budgets(capped), subject.budgets(sampled))
     # Scores that move by at most δ change weights by at most 2δ relatively, and log-sum-exps by δ.
     budgets[operation.leading.path] = budgets[operation.leading.path] + 2 * score_shift * np.abs(value).max()
-    budgets |= {logarithm: budgets[logarithm] + score_shift for logarithm in logarithm_paths(operation)}
+    unit = subject.semantics.logarithm_unit
+    budgets |= {logarithm: budgets[logarithm] + score_shift / unit for logarithm in logarithm_paths(operation)}
     prefix = "under a cap far above all scores,"
     subject.all_match(subject.results(capped), doubles(subject.results(sampled)), budgets, capped, prefix)
     flat = sampled.replaced({path: 2.0**-60})
@@ -157,7 +158,7 @@ def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 @checks(law.LOG_SUM_EXP, once=True)
 def natural_logarithm(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Repeat all keys, which adds log 2; add a bias of 1, which adds 1."""
+    """Repeat all keys, which adds log 2; add a bias of 1, which adds 1. To base 2, both are divided by log 2."""
     operation = subject.operation
     if not logarithm_paths(operation):
         return False
@@ -171,7 +172,7 @@ def natural_logarithm(subject: Subject, arguments: Arguments, rng: np.random.Gen
         changes.append((biased, 1.0, "of scores that are greater by 1,"))
     before, budgets = doubles(subject.results(sampled)), subject.budgets(sampled)
     for other, added, text in changes:
-        expected = {**before, path: before[path] + added}
+        expected = {**before, path: before[path] + added / subject.semantics.logarithm_unit}
         subject.all_match(subject.results(other), expected, sum_budgets(budgets, subject.budgets(other)), other, text)
     return True
 
@@ -200,7 +201,8 @@ def empty_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator)
         expected: Numbers = np.full(got.shape, -np.inf)
         budget = np.zeros(got.shape)
         if case[path] is not None:
-            expected = np.broadcast_to(wide(case.array(path))[:, None], got.shape)
+            of_sinks = wide(case.array(path)) / subject.semantics.logarithm_unit
+            expected = np.broadcast_to(of_sinks[:, None], got.shape)
             budget = subject.budgets(case)[logarithm]
         # The comparison covers −∞; the lower bound avoids −∞ − (−∞), which is NaN.
         correct = (wide(got) == expected) | (np.abs(wide(got) - np.maximum(expected, -1e30)) <= budget)

@@ -6,7 +6,7 @@ row without attendable keys may depend.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any, cast
@@ -277,7 +277,7 @@ def length_alignment(subject: Subject, rng: np.random.Generator) -> Observations
         lengths.flat[1:] = m - 1
         restricted = _with_causal_or_window(subject, plain.replaced({leaf.path: lengths}))
         if restricted is not None:
-            fitting = _fitting(subject, restricted, "length_alignment", leading_only=True)
+            fitting = _fitting(subject, restricted, "length_alignment", [subject.operation.leading.path])
             seen.extend(Observation(choice, restricted) for choice in fitting)
     return seen
 
@@ -293,8 +293,24 @@ def window_left(subject: Subject, rng: np.random.Generator) -> Observations:
         plain = sample(subject, rng, batch if len(batch) <= limits.max_batch_dims else (), queries=count, keys=count)
         full = {p: np.full_like(plain[p], plain.size(n)) for p, n in operation.lengths.items() if plain[p] is not None}
         windowed = _in_two_sequences(plain).replaced({**full, operation.window: window})
-        fitting = _fitting(subject, windowed, "window_left", leading_only=True)
+        fitting = _fitting(subject, windowed, "window_left", [subject.operation.leading.path])
         seen.extend(Observation(choice, windowed) for choice in fitting)
+    return seen
+
+
+@probes("logarithms")
+def logarithms(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Compare log-sum-exps with the formula under each choice.
+
+    In a merge also the outputs are compared, which the log-sum-exps weight.
+    """
+    seen: Observations = []
+    operation = subject.operation
+    merges = operation.query_size is None
+    compared = [x.path for x in operation.outputs if merges or x is not operation.leading]
+    for sampled in samples(subject, rng) if len(operation.outputs) > 1 else ():
+        plain = _in_two_sequences(sampled)
+        seen.extend(Observation(x, plain) for x in _fitting(subject, plain, "logarithms", compared))
     return seen
 
 
@@ -409,12 +425,14 @@ def rotary_pairs(subject: Subject, rng: np.random.Generator) -> Observations:
     return [Observation(choice, x) for x in samples(subject, rng) for choice in _fitting(subject, x, "rotary_pairs")]
 
 
-def _fitting(subject: Subject, arguments: Arguments, question: str, *, leading_only: bool = False) -> list[str]:
+def _fitting(
+    subject: Subject, arguments: Arguments, question: str, compared: Collection[str] | None = None
+) -> list[str]:
     """The first choice whose formula fits; empty if all fit, a violation if none does.
 
-    With ``leading_only`` other results, such as log-sum-exps, are not compared.
+    ``compared`` are the paths of the results that the question is about, by default all.
     """
-    compared = [x.path for x in subject.operation.outputs if x is subject.operation.leading or not leading_only]
+    compared = [x.path for x in subject.operation.outputs] if compared is None else compared
     got, choices = subject.results(arguments), QUESTIONS[question].choices
     fitting = []
     for choice in choices:

@@ -10,7 +10,13 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.reference.defining.choices import choosing
-from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention, SlidingWindowMask, VariableLengthAttention
+from attnspec.spec.kernels import (
+    GroupedQueryAttention,
+    MergeAttention,
+    PagedAttention,
+    SlidingWindowMask,
+    VariableLengthAttention,
+)
 
 
 @mutant(
@@ -21,7 +27,7 @@ from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention, Sliding
     source="the offset is computed from the shapes of the arrays, which hold all sequences",
 )
 class OneOffset(Formulas):
-    """Every packed sequence has the offset m − n of the whole arrays, not that of its own lengths."""
+    """All packed sequences have the offset m − n of the whole arrays."""
 
     def variable_length_attention(
         self, query: Numbers, key: Numbers, value: Numbers, query_ends: Numbers, key_ends: Numbers, **options: object
@@ -42,7 +48,7 @@ class OneOffset(Formulas):
     source="onnx/onnx: Attention-24 with nonpad_kv_seqlen; flash_attn_with_kvcache with cache_seqlens",
 )
 class AtLengths(Formulas):
-    """With key lengths ℓ, query i is at position ℓ − n + i, which is not declared."""
+    """With key lengths ℓ, query i is at ℓ − n + i, undeclared."""
 
     def grouped_query_attention(
         self, query: Numbers, key: Numbers, value: Numbers, *, key_lengths: Numbers = None, **options: Any
@@ -50,8 +56,7 @@ class AtLengths(Formulas):
         """Attention to each length alone, aligned at the bottom right."""
         if key_lengths is None:
             return Formulas.grouped_query_attention(self, query, key, value, **options)
-        filled = {name: options.pop(name, None) for name in ("mask", "bias", "slopes", "sinks")}
-        return self.aligned_at_lengths(query, key, value, key_lengths, **filled, **options)
+        return self.aligned_at_lengths(query, key, value, key_lengths, **options)
 
 
 @mutant(
@@ -65,7 +70,7 @@ class AtLengths(Formulas):
 def padding_alone(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, lengths: Numbers, **options: Any
 ) -> Numbers:
-    """Key lengths hide keys and move no query, but are declared to align the last one."""
+    """Key lengths, declared to align the last query, only hide keys."""
     with choosing(length_alignment="ignored"):
         return correct.grouped_query_attention(query, key, value, key_lengths=lengths, **options)
 
@@ -78,7 +83,7 @@ def padding_alone(
     source="huggingface/transformers#29623, sgl-project/sglang#32062: W keys, or W keys before the query",
 )
 def own_position_included(correct: Formulas, window: Any) -> tuple[int | None, int | None]:
-    """A window of l to the left reaches l − 1 keys before the query's position, which is not declared."""
+    """The left side of a window includes the query's own position, undeclared."""
     left, right = Formulas.window_sides(correct, window)
     return (None if left is None else left - 1), right
 
@@ -92,5 +97,31 @@ def own_position_included(correct: Formulas, window: Any) -> tuple[int | None, i
     source="a declaration for the model's configuration, made for the kernel's window_size",
 )
 def own_position_excluded(correct: Formulas, window: Any) -> tuple[int | None, int | None]:
-    """A window of l to the left reaches l keys before the query, as specified, but is declared to reach l − 1."""
+    """The left side of a window excludes the query's own position, against the declaration."""
     return (None, None) if window is None else window
+
+
+@mutant(
+    "log-sum-exps to base 2 merged as natural ones",
+    replaces="natural",
+    operations=(MergeAttention,),
+    declares={"logarithms": "base-2"},
+    breaks=("semantics.logarithms", "kernels.merged-parts-equal-whole", "operation.oracle"),
+    source="sgl-project/sglang#40903, vllm-project/vllm#52796: weights exp(ℓ) for kernels that return log2",
+)
+def merged_as_natural(correct: Formulas, logarithms: Numbers) -> Numbers:
+    """Log-sum-exps, declared to base 2, weight parts as natural logarithms."""
+    return logarithms
+
+
+@mutant(
+    "log-sum-exps natural, declared to base 2",
+    replaces="in_chosen_base",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
+    declares={"logarithms": "base-2"},
+    breaks=("semantics.logarithms", "operation.oracle"),
+    source="flashinfer-ai/flashinfer#4485: the base depends on the backend that is chosen",
+)
+def natural_after_all(correct: Formulas, logarithms: Numbers) -> Numbers:
+    """Log-sum-exps are natural, as specified, but declared to base 2."""
+    return logarithms

@@ -12,6 +12,7 @@ formulas read it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
+from math import log
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from attnspec.spec.contract.axes import Axis
@@ -155,6 +156,9 @@ class Semantics:
         "excludes-own",
         "Does a window of l to the left reach key i − l, or i − l + 1, since l includes the query's own position?",
     )
+    logarithms: Literal["natural", "base-2"] = question(
+        "natural", "Are log-sum-exps, results of attention and arguments of a merge, logarithms to base e or to base 2?"
+    )
     masked_nonfinite: Literal["excluded", "propagates"] = question(
         "excluded", "Does NaN or an infinity stored at a masked key or value reach the result?", _masked
     )
@@ -210,6 +214,11 @@ class Semantics:
     def own_in_window(self) -> int:
         """1 if the left side of a window includes the query's own position, else 0."""
         return int(self.window_left == "includes-own")
+
+    @property
+    def logarithm_unit(self) -> float:
+        """Natural logarithm of the base of log-sum-exps."""
+        return log(2) if self.logarithms == "base-2" else 1.0
 
     @classmethod
     def of(cls, declared: "Semantics | Mapping[str, Any] | None") -> "Semantics":

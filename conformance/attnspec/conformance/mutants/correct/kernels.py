@@ -33,9 +33,10 @@ class Kernels(Positional, Attention):
     ) -> Numbers:
         """The output of every head, and the log-sum-exp of its scores."""
         if key_lengths is not None and choice("length_alignment") == "at-length":
-            parts = {"mask": mask, "bias": bias, "slopes": slopes, "sinks": sinks}
-            options = {"causal": causal, "scale": scale, "window": window, "softcap": softcap}
-            return self.aligned_at_lengths(query, key, value, key_lengths, **parts, **options)
+            return self.aligned_at_lengths(
+                query, key, value, key_lengths, mask=mask, causal=causal, scale=scale, window=window, softcap=softcap,
+                bias=bias, slopes=slopes, sinks=sinks,
+            )  # fmt: skip
         n, m, group = query.shape[-2], key.shape[-2], query.shape[-3] // key.shape[-3]
         keys, values = self.repeat_heads(key, group), self.repeat_heads(value, group)
         products = self.scaled_by(self.dot_scores(query, keys), query.shape[-1], scale)
@@ -47,22 +48,29 @@ class Kernels(Positional, Attention):
             _, output = self.weighted(scores, values, attendable)
         else:
             _, output = self.with_sink(scores, values, attendable, sinks)
-        logarithms = self.log_sum_exps(scores, attendable, sinks)
+        logarithms = self.in_chosen_base(self.log_sum_exps(scores, attendable, sinks))
         return output, np.broadcast_to(logarithms, output.shape[:-1])
 
     def aligned_at_lengths(
-        self, query: Numbers, key: Numbers, value: Numbers, lengths: Numbers, **options: Any
+        self,
+        query: Numbers,
+        key: Numbers,
+        value: Numbers,
+        lengths: Numbers,
+        *,
+        mask: Numbers = None,
+        bias: Numbers = None,
+        **options: Any,
     ) -> Numbers:
         """Attention whose last query is at the end of each length: each length alone, aligned bottom right."""
         m = key.shape[-2]
         self.check_lengths(lengths, m)
         output = logarithms = query.dtype.type(0)
         for length in np.unique(lengths) if lengths.size else (m,):
-            cut = {name: options[name] for name in ("mask", "bias") if options[name] is not None}
-            cut = {name: x[..., :length] if x.shape[-1] == m else x for name, x in cut.items()}
+            cut_mask, cut_bias = (x if x is None or x.shape[-1] != m else x[..., :length] for x in (mask, bias))
             with choosing(causal_alignment="bottom-right"):
                 result = self.grouped_query_attention(
-                    query, key[..., :length, :], value[..., :length, :], **{**options, **cut}
+                    query, key[..., :length, :], value[..., :length, :], mask=cut_mask, bias=cut_bias, **options
                 )
             here = (lengths == length)[..., None, None]
             output, logarithms = np.where(here[..., None], result[0], output), np.where(here, result[1], logarithms)
@@ -122,6 +130,14 @@ class Kernels(Positional, Attention):
         weights = self.softmax(extended, mask=np.concatenate([mask, np.ones((*mask.shape[:-1], 1), bool)], axis=-1))
         weights = weights[..., : scores.shape[-1]]
         return weights, self.pool(weights, values, mask)
+
+    def in_chosen_base(self, logarithms: Numbers) -> Numbers:
+        """Natural logarithms, to base 2 if that is chosen."""
+        return logarithms if choice("logarithms") == "natural" else logarithms / logarithms.dtype.type(np.log(2))
+
+    def natural(self, logarithms: Numbers) -> Numbers:
+        """Undo ``in_chosen_base``."""
+        return logarithms if choice("logarithms") == "natural" else logarithms * logarithms.dtype.type(np.log(2))
 
     def log_sum_exps(self, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
         """Log-sum-exps of the attendable scores of every row, the sink included."""
@@ -223,10 +239,11 @@ class Kernels(Positional, Attention):
 
     def merge_attention(self, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
         """Merge partial results, weighted by their sums of exponentials."""
-        scores = log_sum_exps[..., None, :]
+        scores = self.natural(log_sum_exps)[..., None, :]
         nonempty = value_of(scores) != -np.inf
         merged = self.pool(self.softmax(scores, mask=nonempty), outputs, nonempty)[..., 0, :]
-        return merged, np.broadcast_to(self.log_sum_exp(self.mask_scores(scores, nonempty))[..., 0], merged.shape[:-1])
+        logarithms = self.in_chosen_base(self.log_sum_exp(self.mask_scores(scores, nonempty))[..., 0])
+        return merged, np.broadcast_to(logarithms, merged.shape[:-1])
 
     def rotary_embedding(self, x: Numbers, positions: Numbers = None, *, theta: float = 10000.0) -> Numbers:
         """Rotate pairs of features by the angle of their position."""
