@@ -1,5 +1,6 @@
 """Features that a backend lacks are not tested; accepted ones must have an effect."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +57,18 @@ class WithoutLogSumExp:
         return self.library.vjp(operation, arguments, cotangent)
 
 
+def without_lengths(operation: str) -> Any:
+    """A backend whose sequences of a batch have equal lengths."""
+    library = Library("correct")
+
+    def network(*arguments: Any) -> Any:
+        return getattr(library, operation)(*arguments)
+
+    limits = Limits(dtypes=("float32",), features=())
+    methods = {name: getattr(library, name) for name in ("from_numpy", "to_numpy", "vjp")}
+    return SimpleNamespace(name="equal lengths", limits=limits, **methods, **{operation: network})
+
+
 def results_by_law(backend: Any) -> dict[str, Result]:
     contract = Contract.of(backend)
     (case,) = cases(contract)
@@ -75,6 +88,15 @@ def test_none_stands_for_a_missing_result() -> None:
     assert results["operation.gradient"].examples > 1
     # Even without log-sum-exps, this law judges the outputs of rows without keys.
     assert results["kernels.log-sum-exp"].status is Status.PASSED
+
+
+@pytest.mark.parametrize("operation", ["gru", "bidirectional_gru", "rnn_self_attention", "encoder_context"])
+def test_recurrences_may_lack_lengths(operation: str) -> None:
+    results = results_by_law(without_lengths(operation))
+    assert {law: r.message for law, r in results.items() if r.status is Status.FAILED} == {}
+    assert results["operation.oracle"].examples > 5
+    if "recurrent.padding-ignored" in results:
+        assert results["recurrent.padding-ignored"].status is Status.NOT_APPLICABLE
 
 
 @pytest.mark.slow

@@ -185,6 +185,7 @@ class LSTMCell(Protocol[Array]):
     axes={"d": Axis.WIDTH},
     causal="t",
     results="states final",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class RNN(Protocol[Array]):
@@ -212,6 +213,7 @@ class RNN(Protocol[Array]):
     axes={"d": Axis.WIDTH},
     causal="t",
     results="states final",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class GRU(Protocol[Array]):
@@ -239,6 +241,7 @@ class GRU(Protocol[Array]):
     axes={"d": Axis.WIDTH},
     causal="t",
     results="states h c",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class LSTM(Protocol[Array]):
@@ -268,6 +271,7 @@ class LSTM(Protocol[Array]):
     sources=[S3.passage("Encoder: Bidirectional RNN")],
     axes={"d": Axis.WIDTH},
     results="states forward backward",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class BidirectionalRNN(Protocol[Array]):
@@ -297,6 +301,7 @@ class BidirectionalRNN(Protocol[Array]):
     sources=[S3.passage("Encoder: Bidirectional RNN")],
     axes={"d": Axis.WIDTH},
     results="states forward backward",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class BidirectionalGRU(Protocol[Array]):
@@ -327,6 +332,7 @@ class BidirectionalGRU(Protocol[Array]):
     sources=[S3.passage("Encoder: Bidirectional RNN")],
     axes={"d": Axis.WIDTH},
     results="states forward_h forward_c backward_h backward_c",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class BidirectionalLSTM(Protocol[Array]):
@@ -364,6 +370,7 @@ class BidirectionalLSTM(Protocol[Array]):
     causal="t",
     nonempty="depth",
     results="states final",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class StackedRNN(Protocol[Array]):
@@ -393,6 +400,7 @@ class StackedRNN(Protocol[Array]):
     causal="t",
     nonempty="depth",
     results="states final",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class StackedGRU(Protocol[Array]):
@@ -422,6 +430,7 @@ class StackedGRU(Protocol[Array]):
     causal="t",
     nonempty="depth",
     results="states h c",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class StackedLSTM(Protocol[Array]):
@@ -451,6 +460,7 @@ class StackedLSTM(Protocol[Array]):
     axes={"d": Axis.WIDTH},
     causal="t",
     results="contexts states final",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class RNNSelfAttention(Protocol[Array]):
