@@ -104,7 +104,7 @@ def test_all_rows_are_aligned_as_declared() -> None:
 
 
 def aligned(arguments: dict[str, Any], semantics: dict[str, str]) -> tuple[Numbers, Numbers]:
-    """Attention under a mask and a bias that express what depends on positions, for these choices."""
+    """Attention under a mask and a bias that express positions, for these choices."""
     queries, keys = arguments["query"].shape[-2], arguments["key"].shape[-2]
     offset = keys - queries if semantics.get("causal_alignment") == "bottom-right" else 0
     if "key_lengths" in arguments and semantics.get("length_alignment") == "at-length":

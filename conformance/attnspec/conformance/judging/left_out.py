@@ -47,6 +47,8 @@ def demand_within_limits(limits: Limits, arguments: Arguments) -> None:
         raise OutsideDeclaration("limits mask = False")
     if not limits.causal and operation.flag is not None and arguments[operation.flag]:
         raise OutsideDeclaration("limits causal = False")
+    if any(arguments[path] != operation.defaults[path] for path in operation.always_passed):
+        raise OutsideDeclaration(f"limits always = {limits.always}")
     if all(getattr(limits, name) == getattr(UNLIMITED, name) for name in SIZE_LIMITS):
         return
     try:
