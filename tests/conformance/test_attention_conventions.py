@@ -108,6 +108,13 @@ def merged_in_base_2(outputs: Numbers, log_sum_exps: Numbers) -> Any:
     return merged, np.asarray(logarithms / np.log(np.float32(2)))
 
 
+def skipping_empty_rows(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, **options: Any) -> Any:
+    """Attention whose log-sum-exp is −∞ in rows without attendable keys, sinks or not."""
+    output, with_sinks = grouped(query, key, value, mask=mask, **options)
+    _, without = grouped(query, key, value, mask=mask, **{**options, "sinks": None})
+    return output, np.where(np.isneginf(without), without, with_sinks)
+
+
 @dataclass(frozen=True)
 class Convention:
     """A choice, a backend that makes it, and a call on which the choices differ; ``others`` are declared too."""
@@ -157,6 +164,13 @@ CONVENTIONS = [
         "merge_attention",
         merged_in_base_2,
         {"outputs": normal(2, 3, 4, seed=1), "log_sum_exps": 3 * normal(2, 3, seed=2)},
+    ),
+    Convention(
+        "sink_alone",
+        "minus-infinity",
+        "grouped_query_attention",
+        skipping_empty_rows,
+        {**heads_and_keys(), "sinks": normal(4), "mask": np.arange(6) < np.array([[0], [4], [6]])},
     ),
     Convention(
         "length_alignment",

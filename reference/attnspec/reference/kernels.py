@@ -81,10 +81,14 @@ def grouped_query_attention(
             attendable = x if attendable is None else attendable & x
     attendable = None if attendable is None else attendable[..., None, None, :, :]
     values = add_groups(value)
+    has_keys = np.any(np.ones(m, bool) if attendable is None else attendable, axis=-1)
     if sinks is not None:
         scores, values, attendable = with_sink(scores, values, attendable, per_head(sinks, heads_k))
     output = pooled(softmax(scores, mask=attendable), values, attendable)
-    logarithms = np.broadcast_to(in_chosen_base(log_sum_exp(scores, mask=attendable)), output.shape[:-1])
+    logarithms = in_chosen_base(log_sum_exp(scores, mask=attendable))
+    if choice("sink_alone") == "minus-infinity":
+        logarithms = np.where(has_keys, logarithms, -np.inf)
+    logarithms = np.broadcast_to(logarithms, output.shape[:-1])
     return merge_groups(output), merge_groups(logarithms[..., None])[..., 0]
 
 

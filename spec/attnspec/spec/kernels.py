@@ -42,6 +42,7 @@ __all__ = [
 
 
 @depends_on("logarithms")
+@depends_on("sink_alone")
 @depends_on("length_alignment")
 @depends_on("window_left")
 @operation(
@@ -82,13 +83,12 @@ class GroupedQueryAttention(Protocol[Array]):
     the same for all heads. `log_sum_exp` is the natural logarithm of Z (semantics `logarithms`). The output is in
     units of value; scores and logarithms have no unit.
     Domain: Σ|q||k| does not overflow. The softcap is positive.
-    Edges: Key j is attendable for query i if all options allow it: `mask` is True, j ≤ i with `causal`,
-    i − left ≤ j ≤ i + right with `window`, where None is any distance (semantics `window_left`), and j < `key_lengths`.
-    If n ≠ `m`, query 0 is aligned with key 0 (semantics `causal_alignment`, and `length_alignment` with `key_lengths`).
-    Keys that are not attendable are left out after scores are
-    capped, with their values, NaN and ∞ included. A query without attendable keys gives 0, and −∞ for the logarithm or,
-    if there is one, its sink; its gradients are those of the sink. An empty batch gives an empty result. So does
-    `n` = 0.
+    Edges: Key j is attendable for query i if all options allow it: `mask` is True, j ≤ i with `causal`, i − left ≤ j ≤
+    i + right with `window`, where None is any distance (semantics `window_left`), and j < `key_lengths`. If n ≠ `m`,
+    query 0 is aligned with key 0 (semantics `causal_alignment`, and `length_alignment` with `key_lengths`). Keys that
+    are not attendable are left out after scores are capped, with their values, NaN and ∞ included. A query without
+    attendable keys gives 0, and −∞ for the logarithm or, if there is one, its sink (semantics `sink_alone`); its
+    gradients are those of the sink. An empty batch gives an empty result. So does `n` = 0.
     """
 
     def __call__(

@@ -26,6 +26,8 @@ VISIBLE_EFFECTS = {
     ("window_left", "includes-own"): "The left side of a window counts the query's own position",
     ("logarithms", "natural"): "Log-sum-exps are natural logarithms",
     ("logarithms", "base-2"): "Log-sum-exps are logarithms to base 2",
+    ("sink_alone", "sink"): "The log-sum-exp of a row without attendable keys is its sink",
+    ("sink_alone", "minus-infinity"): "The log-sum-exp of a row without attendable keys is −∞, even with a sink",
     ("gru_reset", "before"): "The reset gate multiplies the state before the recurrent product",
     ("gru_reset", "after"): "The reset gate multiplies the recurrent product",
     ("rotary_pairs", "interleaved"): "Features 2i and 2i + 1 are turned together",

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
-from attnspec.conformance.inputs.attendance import attendable, key_offsets, mask_shape
+from attnspec.conformance.inputs.attendance import attendable, key_offsets, mask_shape, rows_with_keys
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import doubles, sample, sum_budgets, wide
@@ -122,6 +122,8 @@ def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
     query, key, value = operands(operation)
     heads, dtype = arguments.array(query.path).shape[-3], arguments.array(query.path).dtype
     with_sink = arguments.unordered().replaced({path: subject.exact(rng.standard_normal(heads))})
+    if subject.semantics.sink_alone != "sink" and not rows_with_keys(with_sink).all():
+        return False  # a key of zeros would be attendable where the sink does not count
     m = with_sink.keys_count or 0
     bias = np.zeros((1, 1, m), dtype) if with_sink[biased] is None else with_sink.array(biased)
     column = np.broadcast_to(with_sink.array(path)[:, None, None], (*bias.shape[:-3], heads, bias.shape[-2], 1))
@@ -200,7 +202,7 @@ def empty_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator)
         got = subject.results(case)[logarithm]
         expected: Numbers = np.full(got.shape, -np.inf)
         budget = np.zeros(got.shape)
-        if case[path] is not None:
+        if case[path] is not None and subject.semantics.sink_alone == "sink":
             of_sinks = wide(case.array(path)) / subject.semantics.logarithm_unit
             expected = np.broadcast_to(of_sinks[:, None], got.shape)
             budget = subject.budgets(case)[logarithm]

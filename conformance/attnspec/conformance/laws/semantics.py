@@ -32,7 +32,8 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import live_rows, sample, wide, with_feature_axes
 from attnspec.conformance.laws.rows_without_keys import oracle_of_averages
-from attnspec.spec.contract.axes import Axis
+from attnspec.reference.budget import Judged
+from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.registration import CAUSAL
 from attnspec.spec.contract.semantics import ENCODINGS, QUESTIONS, spelled
 from attnspec.spec.contract.tree import Kind, Leaf, as_tuple
@@ -314,6 +315,24 @@ def logarithms(subject: Subject, rng: np.random.Generator) -> Observations:
     return seen
 
 
+@probes("sink_alone")
+def sink_alone(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Mask all keys of some rows that have a sink."""
+    seen: Observations = []
+    operation, limits = subject.operation, subject.limits
+    path = operation.part(ScoreEffect.SINK)
+    logarithms = [x.path for x in operation.outputs if x is not operation.leading]
+    if not path or not logarithms or not limits.has(path) or not limits.mask or operation.mask is None:
+        return seen
+    for sampled in samples(subject, rng):
+        heads = sampled.binding.shape(operation.leading)[-3]
+        mask = rng.random(mask_shape(sampled)) < 0.6
+        mask[..., 0, :] = False
+        emptied = sampled.replaced({path: subject.exact(rng.standard_normal(heads))}).with_mask(mask)
+        seen.extend(Observation(x, emptied) for x in _fitting(subject, emptied, "sink_alone", logarithms))
+    return seen
+
+
 def _in_two_sequences(arguments: Arguments) -> Arguments:
     """A copy with two packed sequences; their numbers of queries and keys differ if those of the call do."""
     ends = {}
@@ -437,9 +456,7 @@ def _fitting(
     fitting = []
     for choice in choices:
         oracles = subject.normative_oracles(arguments, choices={**subject.choices, question: choice})
-        if all(
-            (np.abs(wide(got[path]) - x.value) <= x.budget).all() for path, x in oracles.items() if path in compared
-        ):
+        if all(_fits(got[path], x) for path, x in oracles.items() if path in compared):
             fitting.append(choice)
     if not fitting:
         oracles = subject.normative_oracles(arguments)
@@ -448,6 +465,14 @@ def _fitting(
         prefix = f"{question} cannot be determined: no choice fits; under the normative one"
         subject.all_match(got, expected, budgets, arguments, prefix)
     return [] if len(fitting) == len(choices) else fitting[:1]
+
+
+def _fits(got: Numbers, oracle: Judged) -> bool:
+    """True if numbers are within their budgets, and infinities are equal."""
+    near = np.isinf(oracle.value) & (wide(got) == oracle.value)
+    with np.errstate(invalid="ignore"):
+        near |= np.isfinite(oracle.value) & (np.abs(wide(got) - oracle.value) <= oracle.budget)
+    return bool(near.all())
 
 
 @probes("repeatability")

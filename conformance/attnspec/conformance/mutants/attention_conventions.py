@@ -125,3 +125,30 @@ def merged_as_natural(correct: Formulas, logarithms: Numbers) -> Numbers:
 def natural_after_all(correct: Formulas, logarithms: Numbers) -> Numbers:
     """Log-sum-exps are natural, as specified, but declared to base 2."""
     return logarithms
+
+
+@mutant(
+    "log-sum-exps −∞ of rows with a sink alone",
+    replaces="log_sum_exps",
+    operations=(GroupedQueryAttention,),
+    breaks=("semantics.sink_alone", "kernels.log-sum-exp", "operation.oracle"),
+    source="tiles without attendable keys are skipped before the sink is added",
+)
+def sink_left_out_alone(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
+    """The log-sum-exp of a row with a sink alone is −∞, undeclared."""
+    with choosing(sink_alone="minus-infinity"):
+        return Formulas.log_sum_exps(correct, scores, attendable, sinks)
+
+
+@mutant(
+    "log-sum-exps of sinks alone, declared −∞",
+    replaces="log_sum_exps",
+    operations=(GroupedQueryAttention,),
+    declares={"sink_alone": "minus-infinity"},
+    breaks=("semantics.sink_alone", "kernels.log-sum-exp", "operation.oracle"),
+    source="a skipped tile was mended, its declaration was not",
+)
+def sink_counts_after_all(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
+    """The log-sum-exp of a row with a sink alone, declared −∞, is the sink."""
+    with choosing(sink_alone="sink"):
+        return Formulas.log_sum_exps(correct, scores, attendable, sinks)

@@ -123,3 +123,18 @@ class Converted(Formulas):
     def natural(self, logarithms: Numbers) -> Numbers:
         """Logarithms divided by log₂ e."""
         return logarithms / logarithms.dtype.type(np.log2(np.e))
+
+
+@variant(
+    "log-sum-exps −∞ of rows with a sink alone, declared",
+    operations=(GroupedQueryAttention,),
+    declares={"sink_alone": "minus-infinity"},
+)
+class SkippedRows(Formulas):
+    """Rows without attendable keys are skipped, their sinks too."""
+
+    def log_sum_exps(self, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
+        """Log-sum-exps; −∞ where no key is attendable."""
+        logarithms = Formulas.log_sum_exps(self, scores, attendable, sinks)
+        skipped = not scores.shape[-1] if attendable is None else ~np.any(attendable, axis=-1)
+        return np.where(skipped, scores.dtype.type(-np.inf), logarithms)

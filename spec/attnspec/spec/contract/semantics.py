@@ -159,6 +159,9 @@ class Semantics:
     logarithms: Literal["natural", "base-2"] = question(
         "natural", "Are log-sum-exps, results of attention and arguments of a merge, logarithms to base e or to base 2?"
     )
+    sink_alone: Literal["sink", "minus-infinity"] = question(
+        "sink", "Is the log-sum-exp of a row without attendable keys its sink, or −∞ with a sink too?"
+    )
     masked_nonfinite: Literal["excluded", "propagates"] = question(
         "excluded", "Does NaN or an infinity stored at a masked key or value reach the result?", _masked
     )

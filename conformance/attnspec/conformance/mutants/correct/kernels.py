@@ -145,7 +145,11 @@ class Kernels(Positional, Attention):
         if sinks is not None:
             column = np.broadcast_to(sinks[:, None, None], (*masked.shape[:-1], 1))
             masked = np.concatenate([masked, column], axis=-1)
-        return self.log_sum_exp(masked)
+        logarithms = self.log_sum_exp(masked)
+        if sinks is None or choice("sink_alone") == "sink":
+            return logarithms
+        has_keys = np.any(np.ones(scores.shape[-1], bool) if attendable is None else attendable, axis=-1)
+        return np.where(has_keys, logarithms, scores.dtype.type(-np.inf))
 
     def log_sum_exp(self, scores: Numbers) -> Numbers:
         """log Σ exp of every row; −∞ if every score is −∞."""
