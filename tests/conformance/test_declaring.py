@@ -289,6 +289,18 @@ def test_a_backend_whose_heads_divide_the_width_is_recognised() -> None:
     assert (observed.everything, observed.limits) == (False, {"divided_heads": True})
 
 
+def test_a_choice_that_every_accepted_call_makes_is_recognised() -> None:
+    def encoder_layer(x: Numbers, parameters: Any, *, mask: Any = None, norm: str = "post") -> Numbers:
+        if norm != "pre":
+            raise NotImplementedError("post-norm is not supported")
+        return np.asarray(reference.encoder_layer(x, parameters, mask=mask, norm="pre"))
+
+    backend = SimpleNamespace(name="mine", encoder_layer=encoder_layer)
+    subject = Subject(backend, Contract.of(backend), OPERATIONS["encoder_layer"], "float64", "cpu")
+    observed = refusals(subject, lambda law, example: None)
+    assert (observed.everything, observed.limits) == (False, {"always": ("norm=pre",)})
+
+
 def test_a_refused_feature_is_left_out_of_the_limits() -> None:
     (name, feature), *_ = ((o.name, f) for o in OPERATIONS.values() for f in o.features if "=" in f)
     path, _, choice = feature.partition("=")
@@ -471,11 +483,12 @@ def test_combined_limits_hold_for_all_operations() -> None:
         "dot_scores-float64": explain("limits", {"max_length": 40, "head_sizes": [8, 16], "multiple_of": 4}),
         "softmax-float64": explain("limits", {"max_length": 64, "head_sizes": [16, 32], "multiple_of": 6}),
         "softmax-float32": explain("limits", {"broadcasting": False, "max_batch_dims": 1, "divided_heads": True}),
+        "dot_scores-float32": explain("limits", {"always": ("norm=pre",)}),
     }
     combined = combine(explanations, limits={"max_length": 50})
     assert combined.attributes["limits"] == {
         "head_sizes": (16,), "multiple_of": 12, "max_length": 40, "max_batch_dims": 1, "broadcasting": False,
-        "divided_heads": True,
+        "divided_heads": True, "always": ("norm=pre",),
     }  # fmt: skip
     assert ast.literal_eval(combined.text.removeprefix("limits = ")) == combined.attributes["limits"]
 

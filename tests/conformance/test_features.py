@@ -1,5 +1,6 @@
 """Features that a backend lacks are not tested; accepted ones must have an effect."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,16 @@ class PostNormOnly:
         if norm != "post":
             raise NotImplementedError(norm)
         return reference.encoder_layer(x, parameters, mask=mask)
+
+
+class PreNormOnly:
+    name = "pre-only"
+    limits = Limits(dtypes=("float64",), always=("norm=pre",))
+
+    def encoder_layer(self, x: Any, parameters: Any, *, mask: Any = None, norm: str = "post") -> Any:
+        if norm != "pre":
+            raise NotImplementedError(norm)
+        return reference.encoder_layer(x, parameters, mask=mask, norm="pre")
 
 
 class IgnoresPreNorm:
@@ -56,6 +67,18 @@ class WithoutLogSumExp:
         return self.library.vjp(operation, arguments, cotangent)
 
 
+def without_lengths(operation: str) -> Any:
+    """A backend whose sequences of a batch have equal lengths."""
+    library = Library("correct")
+
+    def network(*arguments: Any) -> Any:
+        return getattr(library, operation)(*arguments)
+
+    limits = Limits(dtypes=("float32",), features=())
+    methods = {name: getattr(library, name) for name in ("from_numpy", "to_numpy", "vjp")}
+    return SimpleNamespace(name="equal lengths", limits=limits, **methods, **{operation: network})
+
+
 def results_by_law(backend: Any) -> dict[str, Result]:
     contract = Contract.of(backend)
     (case,) = cases(contract)
@@ -69,12 +92,37 @@ def test_no_law_uses_a_feature_that_the_backend_lacks() -> None:
     assert results["transformer.zero-sublayers-identity"].status is Status.NOT_APPLICABLE
 
 
+def test_a_backend_may_always_normalise_first() -> None:
+    results = results_by_law(PreNormOnly())
+    assert {law: r.message for law, r in results.items() if r.status is Status.FAILED} == {}
+    assert results["operation.oracle"].examples > 5
+    assert results["transformer.zero-sublayers-identity"].status is Status.PASSED
+    # The law is about rows that are normalised last.
+    left_out = results["transformer.layer-norm-moments"]
+    assert (left_out.status, left_out.reason) == (Status.NOT_APPLICABLE, "left out by limits always = ('norm=pre',)")
+
+
+def test_an_undeclared_placement_of_norms_is_convicted() -> None:
+    backend = PreNormOnly()
+    backend.limits = Limits(dtypes=("float64",))
+    assert results_by_law(backend)["operation.oracle"].violates
+
+
 def test_none_stands_for_a_missing_result() -> None:
     results = results_by_law(WithoutLogSumExp())
     assert {law for law, r in results.items() if r.status is Status.FAILED} == set()
     assert results["operation.gradient"].examples > 1
     # Even without log-sum-exps, this law judges the outputs of rows without keys.
     assert results["kernels.log-sum-exp"].status is Status.PASSED
+
+
+@pytest.mark.parametrize("operation", ["gru", "bidirectional_gru", "rnn_self_attention", "encoder_context"])
+def test_recurrences_may_lack_lengths(operation: str) -> None:
+    results = results_by_law(without_lengths(operation))
+    assert {law: r.message for law, r in results.items() if r.status is Status.FAILED} == {}
+    assert results["operation.oracle"].examples > 5
+    if "recurrent.padding-ignored" in results:
+        assert results["recurrent.padding-ignored"].status is Status.NOT_APPLICABLE
 
 
 @pytest.mark.slow
@@ -101,6 +149,11 @@ def test_a_feature_that_does_not_exist_is_refused() -> None:
     class Misspelt(PostNormOnly):
         limits = Limits(features=("norm=per",))
 
+    class NoChoice(PostNormOnly):
+        limits = Limits(always=("scale",))
+
+    with pytest.raises(ValueError, match=r"^limits always: expected choices of an argument, .*; got 'scale'$"):
+        Contract.of(NoChoice())
     with pytest.raises(
         ValueError, match=r"^limits features: expected names of features, such as norm=pre, .*'norm=per'$"
     ):

@@ -70,18 +70,26 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("sampled")
 @pytest.mark.parametrize(("queries", "keys"), [(70, 70), (50, 90), (90, 60)])
-@pytest.mark.parametrize("alignment", ["top-left", "bottom-right"])
-def test_rows_keep_their_positions(queries: int, keys: int, alignment: str) -> None:
+@pytest.mark.parametrize(
+    "semantics",
+    [
+        {},
+        {"causal_alignment": "bottom-right"},
+        {"length_alignment": "at-length"},
+        {"causal_alignment": "bottom-right", "length_alignment": "at-length", "window_left": "includes-own"},
+    ],
+)
+def test_rows_keep_their_positions(queries: int, keys: int, semantics: dict[str, str]) -> None:
     """Every pair of options is tried, and all options together."""
     every = options(queries, keys)
     for names in [(), *combinations(every, 2), tuple(every)]:
         chosen = {name: every[name] for name in names}
         arguments = {**inputs(queries, keys), **chosen}
-        if alignment == "bottom-right" and {"causal", "window", "slopes"} & {*names}:
-            output = aligned(arguments)
+        if semantics and {"causal", "window", "slopes"} & {*names}:
+            output = aligned(arguments, semantics)
         else:
             output = attention(arguments)
-        verdict = judge(GROUPS, output, **arguments, semantics={"causal_alignment": alignment})
+        verdict = judge(GROUPS, output, **arguments, semantics=semantics)
         assert verdict, (names, str(verdict))
         rows = rf"\d+ of {queries} rows of each of 6 heads of each of 2 elements of the batch, with all keys"
         assert re.fullmatch(rows, verdict.judged)
@@ -89,16 +97,21 @@ def test_rows_keep_their_positions(queries: int, keys: int, alignment: str) -> N
 
 def test_all_rows_are_aligned_as_declared() -> None:
     arguments = {**inputs(5, 9), "slopes": options(5, 9)["slopes"], "window": (3, 1)}
-    assert judge(GROUPS, aligned(arguments), **arguments, semantics={"causal_alignment": "bottom-right"})
-    assert not judge(GROUPS, aligned(arguments), **arguments)
-    assert not judge(GROUPS, attention(arguments), **arguments, semantics={"causal_alignment": "bottom-right"})
+    semantics = {"causal_alignment": "bottom-right"}
+    assert judge(GROUPS, aligned(arguments, semantics), **arguments, semantics=semantics)
+    assert not judge(GROUPS, aligned(arguments, semantics), **arguments)
+    assert not judge(GROUPS, attention(arguments), **arguments, semantics=semantics)
 
 
-def aligned(arguments: dict[str, Any]) -> tuple[Numbers, Numbers]:
-    """Attention whose causal diagonal ends at the last query and the last key."""
+def aligned(arguments: dict[str, Any], semantics: dict[str, str]) -> tuple[Numbers, Numbers]:
+    """Attention under a mask and a bias that express positions, for these choices."""
     queries, keys = arguments["query"].shape[-2], arguments["key"].shape[-2]
-    distance = np.arange(keys) - np.arange(queries)[:, None] - (keys - queries)
+    offset = keys - queries if semantics.get("causal_alignment") == "bottom-right" else 0
+    if "key_lengths" in arguments and semantics.get("length_alignment") == "at-length":
+        offset = arguments["key_lengths"][:, None, None] - queries
+    distance = np.arange(keys) - np.arange(queries)[:, None] - offset
     window_left, window_right = arguments.get("window", (keys + queries, keys + queries))
+    window_left -= semantics.get("window_left") == "includes-own"
     allowed = (
         (distance >= -window_left)
         & (distance <= window_right)
@@ -107,7 +120,7 @@ def aligned(arguments: dict[str, Any]) -> tuple[Numbers, Numbers]:
     mask = arguments.get("mask", True) & allowed
     bias = arguments.get("bias", np.zeros((HEADS, 1, 1), np.float32))
     slopes = arguments.get("slopes", np.zeros(HEADS)).astype(np.float64)
-    changed = {**arguments, "mask": mask, "bias": bias - slopes[:, None, None] * np.abs(distance)}
+    changed = {**arguments, "mask": mask, "bias": bias - slopes[:, None, None] * np.abs(distance)[..., None, :, :]}
     spelled_out = {name: x for name, x in changed.items() if name not in ("causal", "window", "slopes")}
     in_float64 = {
         name: x.astype(np.float64) if getattr(x, "dtype", None) == np.float32 else x for name, x in spelled_out.items()

@@ -253,6 +253,9 @@ def test_limits_leave_out_only_inputs_that_operations_have() -> None:
         "scaled_dot_product_attention": ["masks", "the causal flag"],
         "multi_head_attention": ["heads that do not divide the width", "masks", "the causal flag"],
     }
+    layer = [OPERATIONS["encoder_layer"]]
+    assert list(excluded_inputs(Limits(always=("norm=pre",)), layer)) == ["calls without norm=pre"]
+    assert list(excluded_inputs(Limits(always=("norm=pre",)), [OPERATIONS["softmax"]])) == []
     assert list(excluded_inputs(limits, [])) == []
     everywhere = [OPERATIONS[name] for name in names]
     assert list(excluded_inputs(Limits(), everywhere)) == []

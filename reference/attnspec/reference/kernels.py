@@ -13,7 +13,7 @@ from attnspec.reference.attention import attend
 from attnspec.reference.defining.arithmetic import counted
 from attnspec.reference.defining.choices import choice
 from attnspec.reference.defining.definition import defines
-from attnspec.reference.masking import beyond_diagonal, joint_mask, padding_mask
+from attnspec.reference.masking import beyond_diagonal, padding_mask
 from attnspec.reference.normalization import log_sum_exp, softmax
 from attnspec.reference.pooling import pooled
 from attnspec.spec.kernels import (
@@ -66,6 +66,7 @@ def grouped_query_attention(
     If `alibi_distances` is "signed", i − j replaces |i − j|. If `head_groups` is "interleaved", h = r mod heads_k.
     """
     heads_k, n, m = key.shape[-3], query.shape[-2], key.shape[-2]
+    beyond = beyond_diagonal(n, m, key_lengths)
     scores = capped(
         scaled(split_groups(query, heads_k) @ np.swapaxes(add_groups(key), -1, -2), query.shape[-1], scale), softcap
     )
@@ -73,23 +74,40 @@ def grouped_query_attention(
         scores = scores + split_groups(bias, heads_k)
     if slopes is not None:
         # With ``like``, budgets know that these integers are exact.
-        beyond = beyond_diagonal(n, m)
         behind = -beyond if choice("alibi_distances") == "signed" else np.abs(beyond)
-        distance = np.asarray(behind, dtype=scores.dtype, like=scores)
+        distance = np.asarray(behind[..., None, None, :, :], dtype=scores.dtype, like=scores)
         scores = scores - per_head(slopes, heads_k) * distance
     unpadded = None if key_lengths is None else padding_mask(key_lengths, m)[..., None, :]
-    masks = (joint_mask(mask, causal, n, m), window_mask(beyond_diagonal(n, m), window), unpadded)
+    masks = (mask, beyond <= 0 if causal else None, window_mask(beyond, window), unpadded)
     attendable = None
     for x in masks:
         if x is not None:
             attendable = x if attendable is None else attendable & x
     attendable = None if attendable is None else attendable[..., None, None, :, :]
     values = add_groups(value)
+    has_keys = np.any(np.ones(m, bool) if attendable is None else attendable, axis=-1)
     if sinks is not None:
         scores, values, attendable = with_sink(scores, values, attendable, per_head(sinks, heads_k))
     output = pooled(softmax(scores, mask=attendable), values, attendable)
-    logarithms = np.broadcast_to(log_sum_exp(scores, mask=attendable), output.shape[:-1])
+    logarithms = in_chosen_base(log_sum_exp(scores, mask=attendable))
+    if choice("sink_alone") == "minus-infinity":
+        logarithms = np.where(has_keys, logarithms, -np.inf)
+    logarithms = np.broadcast_to(logarithms, output.shape[:-1])
     return merge_groups(output), merge_groups(logarithms[..., None])[..., 0]
+
+
+def in_chosen_base(logarithms: np.ndarray) -> np.ndarray:
+    """Natural logarithms, divided by log 2 if log-sum-exps are to base 2 (semantics `logarithms`)."""
+    to_base_2 = choice("logarithms") == "base-2"
+    converted: np.ndarray = logarithms / np.log(logarithms.dtype.type(2)) if to_base_2 else logarithms
+    return converted
+
+
+def natural(logarithms: np.ndarray) -> np.ndarray:
+    """Natural logarithms from log-sum-exps: the inverse of :func:`in_chosen_base`."""
+    to_base_2 = choice("logarithms") == "base-2"
+    converted: np.ndarray = logarithms * np.log(logarithms.dtype.type(2)) if to_base_2 else logarithms
+    return converted
 
 
 def split_groups(x: np.ndarray, heads_k: int) -> np.ndarray:
@@ -228,10 +246,11 @@ def merge_attention(
     outputs: Float[np.ndarray, "*#batch parts d_v"], log_sum_exps: Float[np.ndarray, "*#batch parts"]
 ) -> tuple[Float[np.ndarray, "*batch d_v"], Float[np.ndarray, "*batch"]]:
     """o = Σ exp(ℓ_p − ℓ) o_p and ℓ = log Σ exp ℓ_p: the parts are weighted by the softmax of ℓ_p."""
-    scores = log_sum_exps[..., None, :]
+    scores = natural(log_sum_exps)[..., None, :]
     with_keys = np.not_equal(scores, -np.inf)
     merged = pooled(softmax(scores, mask=with_keys), outputs, with_keys)[..., 0, :]
-    return merged, np.broadcast_to(log_sum_exp(scores, mask=with_keys)[..., 0], merged.shape[:-1])
+    logarithms = in_chosen_base(log_sum_exp(scores, mask=with_keys)[..., 0])
+    return merged, np.broadcast_to(logarithms, merged.shape[:-1])
 
 
 @defines(RotaryEmbedding[np.ndarray])
@@ -285,13 +304,15 @@ def sliding_window_mask(
 def window_mask(beyond: np.ndarray, window: Window) -> np.ndarray | None:
     """Mask of the keys in a window; None without a window.
 
+    Its left side reaches one key less where it includes the query's own position (semantics `window_left`).
     ``beyond`` is the position of each key minus that of each query. An open side of the window (None) excludes no key.
     """
     if window is None:
         return None
     left, right = window
     farthest = np.abs(beyond).max(initial=0)
-    first, last = -farthest if left is None else -left, farthest if right is None else right
+    own = 1 if choice("window_left") == "includes-own" else 0
+    first, last = -farthest if left is None else own - left, farthest if right is None else right
     inside: np.ndarray = (beyond >= first) & (beyond <= last)
     return inside
 

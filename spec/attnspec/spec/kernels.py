@@ -43,6 +43,10 @@ __all__ = [
 
 @depends_on("head_groups")
 @depends_on("alibi_distances")
+@depends_on("logarithms")
+@depends_on("sink_alone")
+@depends_on("length_alignment")
+@depends_on("window_left")
 @operation(
     "grouped_query_attention",
     chapter="kernels",
@@ -79,15 +83,15 @@ class GroupedQueryAttention(Protocol[Array]):
     `head_groups`). λ is `scale`, 1/√d if not given; c is `softcap`, B `bias`, mᵣ `slopes`, bᵣ `sinks`, each left out if
     not given. A sink is the score of an additional key with value 0. The distance |i − j| is counted from the diagonal
     on which a causal mask is aligned; it may be signed (semantics `alibi_distances`). The mask is the same for all
-    heads. `log_sum_exp` is the natural logarithm of Z. The output is in units of value; scores and logarithms have no
-    unit.
+    heads. `log_sum_exp` is the natural logarithm of Z (semantics `logarithms`). The output is in units of value; scores
+    and logarithms have no unit.
     Domain: Σ|q||k| does not overflow. The softcap is positive.
-    Edges: Key j is attendable for query i if all options allow it: `mask` is True, j ≤ i with `causal`,
-    i − left ≤ j ≤ i + right with `window`, where None is any distance, and j < `key_lengths`. If n ≠ `m`, query 0 is
-    aligned with key 0 (semantics `causal_alignment`). Keys that are not attendable are left out after scores are
-    capped, with their values, NaN and ∞ included. A query without attendable keys gives 0, and −∞ for the logarithm or,
-    if there is one, its sink; its gradients are those of the sink. An empty batch gives an empty result. So does
-    `n` = 0.
+    Edges: Key j is attendable for query i if all options allow it: `mask` is True, j ≤ i with `causal`, i − left ≤ j ≤
+    i + right with `window`, where None is any distance (semantics `window_left`), and j < `key_lengths`. If n ≠ `m`,
+    query 0 is aligned with key 0 (semantics `causal_alignment`, and `length_alignment` with `key_lengths`). Keys that
+    are not attendable are left out after scores are capped, with their values, NaN and ∞ included. A query without
+    attendable keys gives 0, and −∞ for the logarithm or, if there is one, its sink (semantics `sink_alone`); its
+    gradients are those of the sink. An empty batch gives an empty result. So does `n` = 0.
     """
 
     def __call__(
@@ -112,6 +116,8 @@ class GroupedQueryAttention(Protocol[Array]):
 
 
 @depends_on("head_groups")
+@depends_on("logarithms")
+@depends_on("window_left")
 @operation(
     "variable_length_attention",
     chapter="kernels",
@@ -158,6 +164,8 @@ class VariableLengthAttention(Protocol[Array]):
 
 
 @depends_on("head_groups")
+@depends_on("logarithms")
+@depends_on("window_left")
 @operation(
     "paged_attention",
     chapter="kernels",
@@ -241,6 +249,7 @@ class LatentAttention(Protocol[Array]):
     ) -> Float[Array, "*batch heads n d_v"]: ...
 
 
+@depends_on("logarithms")
 @operation(
     "merge_attention",
     chapter="kernels",
@@ -253,8 +262,8 @@ class LatentAttention(Protocol[Array]):
 class MergeAttention(Protocol[Array]):
     """Attention to all keys, merged from partial outputs and their log-sum-exps.
 
-    Where: Batch dimensions are all that the parts share: batch elements, heads and queries. The output is in units of
-    outputs.
+    Where: Batch dimensions are all that the parts share: batch elements, heads and queries. Logarithms are
+    natural (semantics `logarithms`). The output is in units of outputs.
     Edges: A part with a logarithm of −∞ has no keys and is left out with its output, NaN included. If no part has keys,
     or there are no parts, the output is 0 and the logarithm −∞.
     """
@@ -316,6 +325,7 @@ class AlibiSlopes(Protocol[Array_co]):
     def __call__(self, heads: int) -> Float[Array_co, "{heads}"]: ...
 
 
+@depends_on("window_left")
 @operation(
     "sliding_window_mask",
     chapter="kernels",
@@ -329,8 +339,8 @@ class AlibiSlopes(Protocol[Array_co]):
 class SlidingWindowMask(Protocol[Array_co]):
     """Sliding-window mask: queries may attend to keys at most l before and r after.
 
-    Where: (l, r) is `window`, both ends included. None is any distance; without `window` all keys are allowed. In the
-    result, True = may attend. Positions of queries and of keys are both counted from 0.
+    Where: (l, r) is `window`, both ends included (semantics `window_left`). None is any distance; without `window` all
+    keys are allowed. In the result, True = may attend. Positions of queries and of keys are both counted from 0.
     Edges: With m = 0 or n = 0 the mask is empty.
     """
 

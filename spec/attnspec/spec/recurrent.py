@@ -189,6 +189,7 @@ class LSTMCell(Protocol[Array]):
     axes={"d": Axis.WIDTH},
     causal="t",
     results="states final",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class RNN(Protocol[Array]):
@@ -216,6 +217,7 @@ class RNN(Protocol[Array]):
     axes={"d": Axis.WIDTH},
     causal="t",
     results="states final",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class GRU(Protocol[Array]):
@@ -243,6 +245,7 @@ class GRU(Protocol[Array]):
     axes={"d": Axis.WIDTH},
     causal="t",
     results="states h c",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class LSTM(Protocol[Array]):
@@ -272,6 +275,7 @@ class LSTM(Protocol[Array]):
     sources=[S3.passage("Encoder: Bidirectional RNN")],
     axes={"d": Axis.WIDTH},
     results="states forward backward",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class BidirectionalRNN(Protocol[Array]):
@@ -301,6 +305,7 @@ class BidirectionalRNN(Protocol[Array]):
     sources=[S3.passage("Encoder: Bidirectional RNN")],
     axes={"d": Axis.WIDTH},
     results="states forward backward",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class BidirectionalGRU(Protocol[Array]):
@@ -331,6 +336,7 @@ class BidirectionalGRU(Protocol[Array]):
     sources=[S3.passage("Encoder: Bidirectional RNN")],
     axes={"d": Axis.WIDTH},
     results="states forward_h forward_c backward_h backward_c",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class BidirectionalLSTM(Protocol[Array]):
@@ -368,6 +374,7 @@ class BidirectionalLSTM(Protocol[Array]):
     causal="t",
     nonempty="depth",
     results="states final",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class StackedRNN(Protocol[Array]):
@@ -397,6 +404,7 @@ class StackedRNN(Protocol[Array]):
     causal="t",
     nonempty="depth",
     results="states final",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class StackedGRU(Protocol[Array]):
@@ -427,6 +435,7 @@ class StackedGRU(Protocol[Array]):
     causal="t",
     nonempty="depth",
     results="states h c",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class StackedLSTM(Protocol[Array]):
@@ -456,6 +465,7 @@ class StackedLSTM(Protocol[Array]):
     axes={"d": Axis.WIDTH},
     causal="t",
     results="contexts states final",
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class RNNSelfAttention(Protocol[Array]):

@@ -224,6 +224,7 @@ class OutputDistribution(Protocol[Array]):
     chapter="seq2seq",
     formula=r"c = q(h_1, \dots, h_T) = h_T",
     sources=[S0.equation(13), S4.passage("Encoder-Decoder")],
+    features="lengths",
     lengths={"lengths": "t"},
 )
 class EncoderContext(Protocol[Array]):

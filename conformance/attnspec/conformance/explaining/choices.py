@@ -20,6 +20,14 @@ VISIBLE_EFFECTS = {
     ("fully_masked", "uniform"): "Rows without attendable keys are the mean over all keys",
     ("fully_masked", "nan"): "Rows without attendable keys are NaN",
     ("no_keys", "nan"): "Without keys the result is NaN",
+    ("length_alignment", "ignored"): "Key lengths do not move the causal mask",
+    ("length_alignment", "at-length"): "The last query is aligned with the last key within the length",
+    ("window_left", "excludes-own"): "The left side of a window does not count the query's own position",
+    ("window_left", "includes-own"): "The left side of a window counts the query's own position",
+    ("logarithms", "natural"): "Log-sum-exps are natural logarithms",
+    ("logarithms", "base-2"): "Log-sum-exps are logarithms to base 2",
+    ("sink_alone", "sink"): "The log-sum-exp of a row without attendable keys is its sink",
+    ("sink_alone", "minus-infinity"): "The log-sum-exp of a row without attendable keys is −∞, even with a sink",
     ("gru_reset", "before"): "The reset gate multiplies the state before the recurrent product",
     ("gru_reset", "after"): "The reset gate multiplies the recurrent product",
     ("gru_update", "state"): "The update gate multiplies the state",
@@ -74,7 +82,7 @@ def _nan_in_empty_rows(subject: Subject, arguments: Arguments) -> Results:
     """Return the formula's results, with NaN in rows without attendable keys; unchanged if there are no keys."""
     leaf, size = subject.operation.leading, subject.operation.query_size
     results = subject.oracle_values(arguments)
-    result, live = results[leaf.path], live_rows(arguments, bottom_right=subject.semantics.bottom_right)
+    result, live = results[leaf.path], live_rows(arguments, semantics=subject.semantics)
     if not arguments.keys_count or live.all():
         return results
     return {leaf.path: np.where(with_feature_axes(live, leaf, size), result, np.nan)}

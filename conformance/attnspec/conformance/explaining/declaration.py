@@ -183,6 +183,8 @@ def _narrower(name: str, declared: Any, observed: Any) -> Any:
         return lcm(declared, observed)
     if name in ("divided_heads", "contiguous_only"):
         return declared or observed
+    if name == "always":
+        return tuple(dict.fromkeys((*declared, *observed)))
     if name in ("min_length", "min_batch"):
         return max(declared, observed)
     if isinstance(observed, list | tuple):

@@ -108,13 +108,12 @@ class Refusals:
 def refusals(subject: Subject, mark: Mark) -> Refusals:
     """Call a backend within its limits, and return what it refuses."""
     probes = _Probes(subject, mark)
-    # ``torch.nn.MultiheadAttention``, for one, takes only heads that divide the width.
-    if not probes.accepts_any and divided_sizes(subject.operation).heads and not subject.limits.divided_heads:
-        contract = replace(subject.contract, limits=replace(subject.limits, divided_heads=True))
-        divided = Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
-        narrower = refusals(divided, mark)
+    for limit in () if probes.accepts_any else _limits_of_every_call(subject):
+        contract = replace(subject.contract, limits=replace(subject.limits, **limit))
+        limited = Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
+        narrower = refusals(limited, mark)
         if narrower.accepts_any:
-            return replace(narrower, limits={"divided_heads": True, **narrower.limits})
+            return replace(narrower, limits={**limit, **narrower.limits})
     if not probes.accepts_any:
         return Refusals(everything=probes.refused_all)
     limits = probes.lengths() | probes.features() | probes.batches() | _option_limits(subject, mark)
@@ -123,6 +122,15 @@ def refusals(subject: Subject, mark: Mark) -> Refusals:
         d for d in subject.limits.dtypes if d == subject.dtype or not _Probes(_with_dtype(subject, d), mark).refused_all
     )
     return Refusals(accepts_any=True, limits=limits | ({"dtypes": dtypes} if dtypes != subject.limits.dtypes else {}))
+
+
+def _limits_of_every_call(subject: Subject) -> Iterator[dict[str, Any]]:
+    """Yield limits that change every call of the operation, each alone."""
+    if not subject.operation.always_passed:
+        yield from ({"always": (feature,)} for feature in subject.operation.features if "=" in feature)
+    # ``torch.nn.MultiheadAttention``, for one, takes only heads that divide the width.
+    if divided_sizes(subject.operation).heads and not subject.limits.divided_heads:
+        yield {"divided_heads": True}
 
 
 def _with_dtype(subject: Subject, dtype: str) -> Subject:

@@ -218,15 +218,16 @@ def at_rows(subject: Subject, arguments: Arguments, rows: Numbers) -> Arguments:
 
     The mask replaces options such as a causal flag, the bias replaces slopes, which both depend on positions.
     """
-    operation, bottom_right = subject.operation, subject.semantics.bottom_right
-    chosen = with_explicit_mask(arguments, rows, bottom_right=bottom_right)
+    operation, semantics = subject.operation, subject.semantics
+    chosen = with_explicit_mask(arguments, rows, semantics=semantics)
     slopes, bias = (operation.part(part) for part in (ScoreEffect.SLOPES, ScoreEffect.BIAS))
     if not slopes or arguments[slopes] is None:
         return chosen
     wide_dtype = oracle_dtype(subject.precision.dtype)
-    distance = key_offsets(arguments, operation.key_size or "", rows, bottom_right=bottom_right)
-    behind = -distance if subject.semantics.alibi_distances == "signed" else np.abs(distance)
-    slope_bias = -arguments.array(slopes).astype(wide_dtype)[:, None, None] * behind
+    distance = key_offsets(arguments, operation.key_size or "", rows, semantics=semantics)
+    behind = -distance if semantics.alibi_distances == "signed" else np.abs(distance)
+    of_heads = arguments.array(slopes).astype(wide_dtype)[:, None, None]
+    slope_bias = -of_heads * behind[..., None, :, :]
     total_bias = slope_bias if chosen[bias] is None else chosen.array(bias).astype(wide_dtype) + slope_bias
     # Slopes of 0 remain, so that the budget still covers the rounding of their subtraction.
     return chosen.replaced({bias: total_bias, slopes: np.zeros_like(arguments.array(slopes))})

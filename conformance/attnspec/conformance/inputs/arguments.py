@@ -93,7 +93,8 @@ class Arguments(Mapping[str, Any]):
 
     @cached_property
     def _defaults(self) -> frozenset[str]:
-        return frozenset(n for n in self.operation.keyword_only if self._is_default(n))
+        omitted = self.operation.keyword_only - self.operation.always_passed
+        return frozenset(name for name in omitted if self._is_default(name))
 
     def _is_default(self, name: str) -> bool:
         x, default = self._flat.get(name, ...), self.operation.defaults.get(name, ...)

@@ -1,6 +1,7 @@
 """Keys that each query may attend to, by mask, causal flag, window and lengths."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -8,7 +9,10 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
 from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.semantics import Semantics
 from attnspec.spec.contract.tree import Kind, Leaf
+
+NORMATIVE = Semantics()
 
 LARGEST_SQUARE = 16
 """Most queries and keys of a square mask. Examples of one query may have many keys."""
@@ -24,12 +28,12 @@ def mask_shape(arguments: Arguments, keys: str | None = None) -> tuple[int, ...]
 
 
 def attendable(
-    arguments: Arguments, keys: str | None = None, rows: Numbers | None = None, *, bottom_right: bool = False
+    arguments: Arguments, keys: str | None = None, rows: Numbers | None = None, *, semantics: Semantics = NORMATIVE
 ) -> Numbers:
     """The keys that every query may attend to: booleans (*batch, n, m) or (*batch, m).
 
-    ``keys`` is by default the attended axis; ``rows`` selects queries. ``bottom_right`` aligns the causal flag and the
-    window at the last query and key instead of the first.
+    ``keys`` is by default the attended axis; ``rows`` selects queries. ``semantics`` says how the causal flag and the
+    window are aligned, and how far the window reaches.
     """
     operation, shape = arguments.operation, mask_shape(arguments, keys)
     keys = keys or operation.key_size or ""
@@ -43,20 +47,36 @@ def attendable(
     window = None if operation.window is None or not attended else arguments[operation.window]
     left, right = (None, None) if window is None else window
     if causal or left is not None or right is not None:
-        distance = key_offsets(arguments, keys, rows, bottom_right=bottom_right)
+        distance = key_offsets(arguments, keys, rows, semantics=semantics)
         for bound in (0 if causal else None, right):
             allowed = allowed if bound is None else allowed & (distance <= bound)
-        allowed = allowed if left is None else allowed & (distance >= -left)
-    hiding_leaf = operation.hiding_argument(operation.key_size) if attended else None
-    lengths = None if hiding_leaf is None or hiding_leaf.kind is not Kind.INT else arguments[hiding_leaf.path]
+        allowed = allowed if left is None else allowed & (distance >= semantics.own_in_window - left)
+    lengths = _key_lengths(arguments) if attended else None
     return np.array(allowed if lengths is None else allowed & (np.arange(shape[-1]) < lengths[..., None, None]))
 
 
-def key_offsets(arguments: Arguments, keys: str, rows: Numbers | None = None, *, bottom_right: bool = False) -> Numbers:
-    """Position of each key minus that of the query's diagonal: (n, m)."""
+def key_offsets(
+    arguments: Arguments, keys: str, rows: Numbers | None = None, *, semantics: Semantics = NORMATIVE
+) -> Numbers:
+    """Position of each key minus that of the query's diagonal: (n, m), or (*batch, n, m) if lengths move it."""
     n, m = arguments.queries or 0, arguments.size(keys)
-    diagonal = (np.arange(n) if rows is None else rows) + (m - n if bottom_right else 0)
-    return np.asarray(np.arange(m) - diagonal[:, None])
+    offset: Any = m - n if semantics.bottom_right else 0
+    lengths = aligning_lengths(arguments, semantics)
+    if lengths is not None and keys == arguments.operation.key_size:
+        offset = lengths[..., None, None] - n
+    positions = np.arange(n) if rows is None else rows
+    return np.asarray(np.arange(m) - positions[:, None] - offset)
+
+
+def aligning_lengths(arguments: Arguments, semantics: Semantics) -> Numbers | None:
+    """Key lengths with whose ends the last query is aligned; None if there are none."""
+    return _key_lengths(arguments) if semantics.length_alignment == "at-length" else None
+
+
+def _key_lengths(arguments: Arguments) -> Numbers | None:
+    """Numbers of attended keys that are no padding; None without lengths."""
+    leaf = arguments.operation.hiding_argument(arguments.operation.key_size)
+    return None if leaf is None or leaf.kind is not Kind.INT else arguments[leaf.path]
 
 
 def with_feature_axes(rows: Numbers, leaf: Leaf, query_size: str | None) -> Numbers:
@@ -73,14 +93,22 @@ def mask_options(operation: Operation) -> list[str]:
     return [path for path in paths if path is not None and path in operation.defaults]
 
 
-def with_explicit_mask(arguments: Arguments, rows: Numbers | None = None, *, bottom_right: bool = False) -> Arguments:
-    """A copy whose mask expresses causal flag, window and lengths, for ``rows`` or all."""
+def with_explicit_mask(
+    arguments: Arguments, rows: Numbers | None = None, *, semantics: Semantics = NORMATIVE
+) -> Arguments:
+    """A copy whose mask expresses causal flag, window and lengths, for ``rows`` or all.
+
+    Lengths that move the distances of a linear bias remain.
+    """
     operation = arguments.operation
     defaults = {path: operation.defaults[path] for path in mask_options(operation)}
+    slopes = operation.part(ScoreEffect.SLOPES)
+    if semantics.length_alignment == "at-length" and slopes and arguments[slopes] is not None:
+        defaults = {path: x for path, x in defaults.items() if path not in operation.lengths}
     selected = arguments if rows is None else arguments.along(operation.query_size or "", take(rows))
     if all(arguments[path] is x for path, x in defaults.items()) or operation.mask is None:
         return selected
-    return selected.replaced(defaults).with_mask(attendable(arguments, rows=rows, bottom_right=bottom_right))
+    return selected.replaced(defaults).with_mask(attendable(arguments, rows=rows, semantics=semantics))
 
 
 def with_first_keys(arguments: Arguments) -> Arguments:
@@ -93,20 +121,20 @@ def with_first_keys(arguments: Arguments) -> Arguments:
     return arguments
 
 
-def live_rows(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:
+def live_rows(arguments: Arguments, *, semantics: Semantics = NORMATIVE) -> Numbers:
     """Queries with a sink or an attendable key of every kind: (*batch, n) or (*batch).
 
     A sink has all the weight where no key is attendable, whatever ``fully_masked`` declares.
     """
     sink = arguments.operation.part(ScoreEffect.SINK)
-    return rows_with_keys(arguments, bottom_right=bottom_right) | (bool(sink) and arguments[sink] is not None)
+    return rows_with_keys(arguments, semantics=semantics) | (bool(sink) and arguments[sink] is not None)
 
 
-def rows_with_keys(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:
+def rows_with_keys(arguments: Arguments, *, semantics: Semantics = NORMATIVE) -> Numbers:
     """Queries with an attendable key of every kind: (*batch, n), or (*batch) without n."""
     live: Numbers = np.ones((), bool)
     for keys in arguments.operation.emptying_masks:
-        live = np.asarray(live & np.any(attendable(arguments, keys, bottom_right=bottom_right), axis=-1))
+        live = np.asarray(live & np.any(attendable(arguments, keys, semantics=semantics), axis=-1))
     return live
 
 

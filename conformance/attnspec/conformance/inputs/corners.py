@@ -115,7 +115,7 @@ def option_levels(option: Option, operation: Operation, limits: Limits) -> tuple
     values = [*defaults, *(option.choices or operation.trial_values.get(option.path, INDICES if bound else ()))]
     features = operation.features
     unsupported = option.path in features and not limits.has(option.path)
-    if unsupported or (option.path == operation.flag and not limits.causal):
+    if unsupported or option.path in operation.always_passed or (option.path == operation.flag and not limits.causal):
         values = [default]
     # Limits name a value that backends may lack as ``norm=pre``.
     accepted = (v for v in values if v == default or (f := f"{option.path}={v}") not in features or limits.has(f))

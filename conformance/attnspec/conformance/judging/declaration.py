@@ -53,6 +53,8 @@ class Contract:
         on_device = _declared_on(backend, limits, device)
         known_features = {feature for o in OPERATIONS.values() for feature in o.features}
         _demand_known("limits features", "names of features", limits.features or (), known_features)
+        known_choices = {feature for feature in known_features if "=" in feature}
+        _demand_known("limits always", "choices of an argument", limits.always, known_choices)
         _demand_known("limits dtypes_by_operation", "names of operations", dict(limits.dtypes_by_operation), OPERATIONS)
         _demand_known("limits gradients", "names of operations", limits.gradients or (), OPERATIONS)
         semantics = DeclaredSemantics.of(on_device["semantics"], OPERATIONS)

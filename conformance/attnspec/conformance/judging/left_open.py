@@ -65,7 +65,7 @@ def with_unspecified(leaf: Leaf, result: Judged, arguments: Arguments, semantics
     if semantics.no_keys != "zero" and not all(map(arguments.size, operation.masks)):
         open_ = np.ones(shape, bool)
     elif semantics.fully_masked != "zero" and has_rows:
-        live = live_rows(arguments, bottom_right=semantics.bottom_right)
+        live = live_rows(arguments, semantics=semantics)
         keys = always_causal_keys(operation)
         if keys is not None and semantics.fully_masked == "uniform" and not attendable(arguments, keys).any(-1).all():
             # No declaration says which keys such an average includes, and in models later layers attend to the row.

@@ -31,7 +31,7 @@ def raises_without_keys(semantics: Semantics, arguments: Arguments) -> bool:
     """
     if "error" not in semantics.without_keys.values() or not arguments.operation.masks or arguments.keys_count == 0:
         return False
-    return not rows_with_keys(arguments, bottom_right=semantics.bottom_right).all()
+    return not rows_with_keys(arguments, semantics=semantics).all()
 
 
 def demand_layouts(limits: Limits) -> None:
@@ -47,6 +47,8 @@ def demand_within_limits(limits: Limits, arguments: Arguments) -> None:
         raise OutsideDeclaration("limits mask = False")
     if not limits.causal and operation.flag is not None and arguments[operation.flag]:
         raise OutsideDeclaration("limits causal = False")
+    if any(arguments[path] != operation.defaults[path] for path in operation.always_passed):
+        raise OutsideDeclaration(f"limits always = {limits.always}")
     if all(getattr(limits, name) == getattr(UNLIMITED, name) for name in SIZE_LIMITS):
         return
     try:

@@ -49,7 +49,7 @@ def judge_rows(
     results = subject.results(arguments)
     pairs_per_row = max(prod(arguments.batch) * (arguments.keys_count or 1), 1)
     for chosen in np.array_split(rows, -(-len(rows) * pairs_per_row // MAX_PAIRS)):
-        part = with_explicit_mask(arguments, chosen, bottom_right=subject.semantics.bottom_right)
+        part = with_explicit_mask(arguments, chosen, semantics=subject.semantics)
         if not subject.in_domain(part):
             return False
         expected = subject.oracles(part)

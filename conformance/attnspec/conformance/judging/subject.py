@@ -62,7 +62,11 @@ class Subject(Comparisons):
         profile: Profile = PROFILES["full"],
     ) -> None:
         missing = frozenset(x for x in operation.features if not contract.limits.has(x))
-        self.backend, self.contract, self.operation = backend, contract, operation.without(missing)
+        self.backend, self.contract, self.operation = (
+            backend,
+            contract,
+            operation.without(missing).with_always(contract.limits.always),
+        )
         self.dtype, self.device = dtype, device
         self.effort = profile.at(dtype)
         self.estimates: dict[str, tuple[float, float]] = {}

@@ -125,6 +125,8 @@ def paged_equals_contiguous(subject: Subject, arguments: Arguments, rng: np.rand
     other = grouped_query_attention_of(subject)
     if other is None or other.operation.mask is None or other.semantics.head_groups != subject.semantics.head_groups:
         return False
+    if other.semantics.logarithms != subject.semantics.logarithms:
+        return False
     sampled = _sample_paged(subject, rng)
     _, _, table, used_rows = _table_and_lengths(sampled)
     lengths = used_rows[:, None, None]
@@ -142,7 +144,8 @@ def paged_equals_contiguous(subject: Subject, arguments: Arguments, rng: np.rand
         window = paged[subject.operation.window or ""]
         left, right = (None, None) if window is None else window
         causal = any(paged[o.path] for o in subject.operation.options if o.choices)
-        near = (offset >= -(keys.size if left is None else left)) & (offset <= (keys.size if right is None else right))
+        first = subject.semantics.own_in_window - (keys.size + n if left is None else left)
+        near = (offset >= first) & (offset <= (keys.size if right is None else right))
         mask = near & (keys < lengths) & (~np.bool_(causal) | (offset <= 0))
         gathered = Arguments(other.operation, {**values, other.operation.mask.path: mask})
         expected, budgets = other.results(gathered), doubled(subject.budgets(paged))

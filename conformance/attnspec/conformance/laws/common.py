@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, keep, take
-from attnspec.conformance.inputs.attendance import attendable, with_first_keys
+from attnspec.conformance.inputs.attendance import aligning_lengths, attendable, with_first_keys
 from attnspec.conformance.inputs.attendance import live_rows as live
 from attnspec.conformance.inputs.attendance import with_feature_axes as add_feature_axes
 from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 def live_rows(subject: Subject, arguments: Arguments) -> Numbers:
     """Mask of the rows with an attendable key, broadcastable against the result."""
-    return with_feature_axes(subject, live(arguments, bottom_right=subject.semantics.bottom_right))
+    return with_feature_axes(subject, live(arguments, semantics=subject.semantics))
 
 
 def with_feature_axes(subject: Subject, rows: Numbers) -> Numbers:
@@ -36,13 +36,14 @@ def with_feature_axes(subject: Subject, rows: Numbers) -> Numbers:
 
 def attendable_keys(subject: Subject, arguments: Arguments) -> Numbers:
     """The full mask of attendable keys, under the backend's causal alignment."""
-    return attendable(arguments, bottom_right=subject.semantics.bottom_right)
+    return attendable(arguments, semantics=subject.semantics)
 
 
 def aligned_top_left(subject: Subject, arguments: Arguments) -> bool:
     """Return whether the backend's causal flag aligns query i with key i."""
-    top_left = subject.semantics.causal_alignment == "top-left"
-    return top_left or arguments.queries == arguments.keys_count
+    if aligning_lengths(arguments, subject.semantics) is not None:
+        return False
+    return not subject.semantics.bottom_right or arguments.queries == arguments.keys_count
 
 
 def in_full_batches(arguments: Arguments) -> Arguments:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
-from attnspec.conformance.inputs.attendance import attendable, mask_shape
+from attnspec.conformance.inputs.attendance import attendable, key_offsets, mask_shape, rows_with_keys
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import doubles, sample, sum_budgets, wide
@@ -104,7 +104,8 @@ def score_cap_limits(subject: Subject, arguments: Arguments, rng: np.random.Gene
     budgets = sum_budgets(subject.budgets(capped), subject.budgets(sampled))
     # Scores that move by at most δ change weights by at most 2δ relatively, and log-sum-exps by δ.
     budgets[operation.leading.path] = budgets[operation.leading.path] + 2 * score_shift * np.abs(value).max()
-    budgets |= {logarithm: budgets[logarithm] + score_shift for logarithm in logarithm_paths(operation)}
+    unit = subject.semantics.logarithm_unit
+    budgets |= {logarithm: budgets[logarithm] + score_shift / unit for logarithm in logarithm_paths(operation)}
     prefix = "under a cap far above all scores,"
     subject.all_match(subject.results(capped), doubles(subject.results(sampled)), budgets, capped, prefix)
     flat = sampled.replaced({path: 2.0**-60})
@@ -122,6 +123,8 @@ def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
     query, key, value = operands(operation)
     heads, dtype = arguments.array(query.path).shape[-3], arguments.array(query.path).dtype
     with_sink = arguments.unordered().replaced({path: subject.exact(rng.standard_normal(heads))})
+    if subject.semantics.sink_alone != "sink" and not rows_with_keys(with_sink).all():
+        return False  # a key of zeros would be attendable where the sink does not count
     m = with_sink.keys_count or 0
     bias = np.zeros((1, 1, m), dtype) if with_sink[biased] is None else with_sink.array(biased)
     column = np.broadcast_to(with_sink.array(path)[:, None, None], (*bias.shape[:-3], heads, bias.shape[-2], 1))
@@ -147,11 +150,9 @@ def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     query, _, _ = operands(operation)
     powers = subject.exact(2.0 ** -rng.integers(0, 5, arguments.array(query.path).shape[-3]).astype(float))
     with_slopes = arguments.replaced({path: powers, biased: None} | ({operation.flag: False} if operation.flag else {}))
-    n, m = with_slopes.queries or 0, with_slopes.keys_count or 0
-    diagonal = np.arange(n)[:, None] + (m - n if subject.semantics.bottom_right else 0)
-    behind = diagonal - np.arange(m)
-    distance = behind if subject.semantics.alibi_distances == "signed" else np.abs(behind)
-    exact = -wide(powers)[:, None, None] * distance
+    offsets = key_offsets(with_slopes, operation.key_size or "", semantics=subject.semantics)
+    distance = -offsets if subject.semantics.alibi_distances == "signed" else np.abs(offsets)
+    exact = -wide(powers)[:, None, None] * distance[..., None, :, :]
     bias = subject.exact(exact)
     if not np.array_equal(wide(bias), exact):
         return False
@@ -161,7 +162,7 @@ def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 @checks(law.LOG_SUM_EXP, once=True)
 def natural_logarithm(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Repeat all keys, which adds log 2; add a bias of 1, which adds 1."""
+    """Repeat all keys, which adds log 2; add a bias of 1, which adds 1. To base 2, both are divided by log 2."""
     operation = subject.operation
     if not logarithm_paths(operation):
         return False
@@ -175,7 +176,7 @@ def natural_logarithm(subject: Subject, arguments: Arguments, rng: np.random.Gen
         changes.append((biased, 1.0, "of scores that are greater by 1,"))
     before, budgets = doubles(subject.results(sampled)), subject.budgets(sampled)
     for other, added, text in changes:
-        expected = {**before, path: before[path] + added}
+        expected = {**before, path: before[path] + added / subject.semantics.logarithm_unit}
         subject.all_match(subject.results(other), expected, sum_budgets(budgets, subject.budgets(other)), other, text)
     return True
 
@@ -186,7 +187,7 @@ def empty_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     operation = subject.operation
     if not arguments.queries:
         return False
-    mask = attendable(arguments, bottom_right=subject.semantics.bottom_right)
+    mask = attendable(arguments, semantics=subject.semantics)
     mask[..., int(rng.integers(arguments.queries)), :] = False
     rows_without_keys = np.expand_dims(~mask.any(-1), -2)
     masked, path = arguments.with_mask(mask), operation.part(ScoreEffect.SINK)
@@ -203,8 +204,9 @@ def empty_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator)
         got = subject.results(case)[logarithm]
         expected: Numbers = np.full(got.shape, -np.inf)
         budget = np.zeros(got.shape)
-        if case[path] is not None:
-            expected = np.broadcast_to(wide(case.array(path))[:, None], got.shape)
+        if case[path] is not None and subject.semantics.sink_alone == "sink":
+            of_sinks = wide(case.array(path)) / subject.semantics.logarithm_unit
+            expected = np.broadcast_to(of_sinks[:, None], got.shape)
             budget = subject.budgets(case)[logarithm]
         # The comparison covers −∞; the lower bound avoids −∞ − (−∞), which is NaN.
         correct = (wide(got) == expected) | (np.abs(wide(got) - np.maximum(expected, -1e30)) <= budget)
@@ -303,10 +305,11 @@ def window_parts(subject: Subject, arguments: Arguments, rng: np.random.Generato
         return subject.call(arguments.replaced({path: (left, right)}))
 
     n, m = (arguments[o.path] for o in subject.operation.numbers)
+    own = subject.semantics.own_in_window
     left, right = int(rng.integers(4)), int(rng.integers(4))
     for got, expected in (
         (mask(left, right), mask(left, None) & mask(None, right)),
-        (mask(0, 0), np.eye(n, m, dtype=bool)),
+        (mask(own, 0), np.eye(n, m, dtype=bool)),
         (mask(None, 0), np.tri(n, m, dtype=bool)),
         (mask(None, None), np.ones((n, m), bool)),
     ):

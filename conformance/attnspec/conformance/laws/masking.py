@@ -142,7 +142,7 @@ def equals_explicit_mask(subject: Subject, arguments: Arguments, rng: np.random.
     _demand_same_results(subject, unmasked, full, "under a mask that allows everything,")
     if subject.operation.flag is not None:
         changed = arguments.under_causal()
-        explicit = with_explicit_mask(changed, bottom_right=subject.semantics.bottom_right)
+        explicit = with_explicit_mask(changed, semantics=subject.semantics)
         _demand_same_results(subject, explicit, changed, "with `causal`,")
     path = subject.operation.window
     if path is not None and subject.limits.has(path):
@@ -151,7 +151,7 @@ def equals_explicit_mask(subject: Subject, arguments: Arguments, rng: np.random.
         windows = ((0, 0), (reach, 0), (0, reach), (None, 0), (reach, None), (reach + 256, None))
         for ends in windows if subject.effort.slow else rng.permutation(np.array(windows, object))[:2]:
             changed = arguments.replaced({path: tuple(ends)})
-            explicit = with_explicit_mask(changed, bottom_right=subject.semantics.bottom_right)
+            explicit = with_explicit_mask(changed, semantics=subject.semantics)
             _demand_same_results(subject, explicit, changed, f"with a window {ends},")
     return True
 
@@ -277,8 +277,9 @@ def _compare_truncated(subject: Subject, arguments: Arguments, rng: np.random.Ge
     self_attention = size == subject.operation.query_size
     if m < 2:
         return False
-    if not self_attention and subject.semantics.bottom_right:
-        # With bottom-right alignment, cutting the last keys moves all queries.
+    semantics = subject.semantics
+    if not self_attention and (semantics.bottom_right or semantics.length_alignment == "at-length"):
+        # Where the last key, or the length, aligns the queries, hiding or cutting keys moves all of them.
         arguments = arguments.unordered()
     length = subject.limits.length_from(int(rng.integers(1, m)))
     if length >= m:

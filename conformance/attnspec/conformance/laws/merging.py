@@ -21,6 +21,8 @@ def _attend_to_parts(subject: Subject, rng: np.random.Generator) -> tuple[Subjec
     attention = grouped_query_attention_of(subject)
     if attention is None or not logarithm_paths(attention.operation):
         return None
+    if attention.semantics.logarithms != subject.semantics.logarithms:
+        return None
     sizes = grouped_head_sizes(2, 2, attention.operation)
     sampled = sample(attention, rng, (2,), queries=3, keys=CUTS[-1][1], sizes=sizes)
     keys, n = np.arange(sampled.keys_count or 0), sampled.queries or 0
@@ -92,7 +94,8 @@ def _budget_of_parts(subject: Subject, attention: Subject, arguments: Arguments,
     outputs, log_sum_exps = (wide(x) for _, x in arguments.floats)
     budgets = [_renamed_paths(subject, attention, attention.budgets(part)) for part in parts]
     leading, (logarithm,) = subject.operation.leading.path, logarithm_paths(subject.operation)
-    weights = np.exp(log_sum_exps - log_sum_exps.max(-1, keepdims=True))
+    unit = subject.semantics.logarithm_unit
+    weights = np.exp(unit * (log_sum_exps - log_sum_exps.max(-1, keepdims=True)))
     weights = weights / weights.sum(-1, keepdims=True)
     of_logarithms = np.where(weights > 0, np.stack([b[logarithm] for b in budgets], axis=-1), 0)
     shift = (weights * of_logarithms).sum(-1)

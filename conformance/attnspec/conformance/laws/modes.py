@@ -245,7 +245,7 @@ def _expected_calls(subject: Subject, calls: Calls) -> list[_ExpectedCall]:
 def _with_explicit_mask(subject: Subject, arguments: Arguments) -> Arguments:
     """The call with the causal flag expressed by the mask."""
     has_flag = subject.operation.flag is not None
-    return with_explicit_mask(arguments, bottom_right=subject.semantics.bottom_right) if has_flag else arguments
+    return with_explicit_mask(arguments, semantics=subject.semantics) if has_flag else arguments
 
 
 def _rewritten_arrays(subject: Subject, arguments: Arguments, memory: dict[str, Any]) -> dict[str, Any]:

@@ -120,8 +120,14 @@ def _input_path(subject: Subject) -> str:
     return subject.operation.along(_time(subject))[0].path
 
 
-def _lengths(subject: Subject) -> str:
-    return next(iter(subject.operation.lengths))
+def _lengths(subject: Subject) -> str | None:
+    """The path of the lengths; None for a backend without them."""
+    return next(iter(subject.operation.lengths), None)
+
+
+def _whole_sequences(arguments: Arguments) -> Arguments:
+    """A copy without lengths, whose sequences have all steps."""
+    return arguments.replaced(dict.fromkeys(arguments.operation.lengths))
 
 
 def _finals(subject: Subject) -> dict[str, str]:
@@ -151,7 +157,7 @@ def first_step_is_cell(subject: Subject, arguments: Arguments, rng: np.random.Ge
     if other is None or other.choices != subject.choices or not _step_count(subject, arguments):
         return False
     path = _input_path(subject)
-    first = arguments.along(_time(subject), keep(1)).replaced({_lengths(subject): None})
+    first = _whole_sequences(arguments.along(_time(subject), keep(1)))
     values = {key: first[key][..., 0, :] if key == path else first.values_by_name[key] for key in first.values_by_name}
     # Arguments of the network and of the cell have the same order; the network also has lengths, which come last.
     cell_call = Arguments(cell, dict(zip(cell.call.names, values.values(), strict=False)))
@@ -189,7 +195,9 @@ def resumes_from_state(subject: Subject, arguments: Arguments, rng: np.random.Ge
     return True
 
 
-def _poison(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> tuple[Arguments, Arguments, Numbers]:
+def _poison(
+    subject: Subject, arguments: Arguments, of_lengths: str, rng: np.random.Generator
+) -> tuple[Arguments, Arguments, Numbers]:
     """Arguments with lengths, a copy with NaN and infinities as padding, the padding's mask."""
     steps, batch, path = _step_count(subject, arguments), arguments.batch, _input_path(subject)
     lengths = np.asarray(rng.integers(0, steps + 1, batch))
@@ -197,7 +205,7 @@ def _poison(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     x = arguments.array(path)
     inputs = np.array(np.broadcast_to(x, (*batch, *x.shape[-2:])))
     padding = np.arange(steps) >= lengths[..., None]
-    with_lengths = arguments.replaced({_lengths(subject): lengths, path: inputs})
+    with_lengths = arguments.replaced({of_lengths: lengths, path: inputs})
     poison = rng.choice([np.nan, np.inf, -np.inf], inputs.shape)
     poison_array = subject.exact(np.where(padding[..., None], poison, wide(inputs)))
     return with_lengths, with_lengths.replaced({path: poison_array}), padding
@@ -206,9 +214,10 @@ def _poison(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 @checks(law.PADDING_IGNORED)
 def padding_ignored(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Store NaN and infinities behind the lengths."""
-    if not _step_count(subject, arguments):
+    of_lengths = _lengths(subject)
+    if of_lengths is None or not _step_count(subject, arguments):
         return False
-    with_lengths, poisoned, is_padding = _poison(subject, arguments, rng)
+    with_lengths, poisoned, is_padding = _poison(subject, arguments, of_lengths, rng)
     before, after = subject.results(with_lengths), subject.results(poisoned)
     for path, x in after.items():
         title = f"with NaN or infinities after the lengths, the {path}"
@@ -222,9 +231,10 @@ def padding_ignored(subject: Subject, arguments: Arguments, rng: np.random.Gener
 @checks(masking.MASKED_GETS_NO_GRADIENT, once=True, leading_dtype_only=True, governs=law.over_sequences)
 def padding_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare gradients with NaN and infinities behind the lengths."""
-    batches = [(2,), (3, 2)][: subject.limits.max_batch_dims]
+    of_lengths = _lengths(subject)
+    batches = [] if of_lengths is None else [(2,), (3, 2)][: subject.limits.max_batch_dims]
     for batch in batches:
-        padded, poisoned, is_padding = _poison(subject, sample(subject, rng, batch), rng)
+        padded, poisoned, is_padding = _poison(subject, sample(subject, rng, batch), of_lengths or "", rng)
         cotangents = subject.cotangents(padded, rng)
         gradients = subject.vjp(poisoned, cotangents)
         expected = subject.gradients(padded, cotangents)
@@ -239,9 +249,9 @@ def no_steps(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     """Cut all steps off; pass lengths of 0."""
     cut = arguments.along(_time(subject), keep(0))
     empty_calls = {"without a step": cut} if subject.limits.length_from(0) == 0 else {}
-    if _step_count(subject, arguments):
-        zeros = np.zeros(arguments.batch, np.int64)
-        empty_calls["with a length of 0"] = arguments.replaced({_lengths(subject): zeros})
+    of_lengths = _lengths(subject)
+    if of_lengths is not None and _step_count(subject, arguments):
+        empty_calls["with a length of 0"] = arguments.replaced({of_lengths: np.zeros(arguments.batch, np.int64)})
     for prefix, empty in empty_calls.items():
         got = subject.results(empty)
         for final, initial in _finals(subject).items():
@@ -274,7 +284,8 @@ def bounded_state(subject: Subject, arguments: Arguments, rng: np.random.Generat
 def reversal_swaps_halves(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Reverse inputs within their lengths; exchange parameters and states of the directions."""
     steps, path = _step_count(subject, arguments), _input_path(subject)
-    lengths = arguments[_lengths(subject)]
+    of_lengths = _lengths(subject)
+    lengths = None if of_lengths is None else arguments[of_lengths]
     ends = np.asarray(steps if lengths is None else np.broadcast_to(lengths, arguments.batch))[..., None]
     order = np.where(np.arange(steps) < ends, ends - 1 - np.arange(steps), np.arange(steps))
 
@@ -324,7 +335,7 @@ def halves_see_one_direction(subject: Subject, arguments: Arguments, rng: np.ran
 @checks(law.CONTEXT_OF_EARLIER_STATES)
 def context_of_earlier_states(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Check the first two contexts, and the magnitude of every context."""
-    whole = arguments.replaced({_lengths(subject): None})
+    whole = _whole_sequences(arguments)
     results, budgets = subject.results(whole), subject.budgets(whole)
     contexts, states = (results[path] for path in _step_results(subject))
     of_contexts, of_states = (budgets[path] for path in _step_results(subject))

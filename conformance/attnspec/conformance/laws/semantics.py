@@ -6,8 +6,10 @@ row without attendable keys may depend.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from itertools import product
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,10 +32,11 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import live_rows, sample, wide, with_feature_axes
 from attnspec.conformance.laws.rows_without_keys import oracle_of_averages
+from attnspec.reference.budget import Judged
 from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.registration import CAUSAL
 from attnspec.spec.contract.semantics import ENCODINGS, QUESTIONS, choices_of_formula, spelled
-from attnspec.spec.contract.tree import Leaf, as_tuple
+from attnspec.spec.contract.tree import Kind, Leaf, as_tuple
 from attnspec.spec.laws.semantics import SEMANTICS
 
 Probe = Callable[[Subject, np.random.Generator], Observations]
@@ -234,7 +237,9 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Observations
     sizes = (((), 2, 5, 4), ((2,), 5, 3, 4), ((2, 2), 17, 40, 16))  # batch, queries, keys, features
     for batch, queries, keys, features in sizes[: 1 if _probes_once(subject) else None]:
         fits = len(batch) <= subject.limits.max_batch_dims
-        plain = _unequal(sample(subject, rng, batch if fits else (), queries=queries, keys=keys, features=features))
+        plain = _in_two_sequences(
+            sample(subject, rng, batch if fits else (), queries=queries, keys=keys, features=features)
+        )
         restricted = None if plain.queries == plain.keys_count else _with_causal_or_window(subject, plain)
         if restricted is None:
             continue
@@ -244,7 +249,8 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Observations
             expected = oracle[subject.operation.leading.path]
             within_budget = np.abs(wide(got) - expected.value) <= expected.budget
             if subject.operation.mask is not None:
-                rows = with_feature_axes(subject, live(restricted, bottom_right=name == "bottom-right"))
+                semantics = replace(subject.semantics, causal_alignment=cast(Any, name))
+                rows = with_feature_axes(subject, live(restricted, semantics=semantics))
                 within_budget = within_budget[np.broadcast_to(rows, got.shape)]
             if within_budget.all():
                 matching.append(name)
@@ -255,8 +261,80 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Observations
     return seen
 
 
-def _unequal(arguments: Arguments) -> Arguments:
-    """A copy in which packed sequences have unequal numbers of queries and keys."""
+@probes("length_alignment")
+def length_alignment(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Pass fewer lengths than keys, and more than queries, with `causal` or with a window."""
+    seen: Observations = []
+    leaf = subject.operation.hiding_argument(subject.operation.key_size)
+    if leaf is None or leaf.kind is not Kind.INT or not subject.limits.has(leaf.path):
+        return seen
+    for batch, queries, keys, features in (((), 2, 5, 4), ((2,), 5, 9, 4), ((2, 2), 17, 40, 16)):
+        fits = len(batch) <= subject.limits.max_batch_dims
+        plain = sample(subject, rng, batch if fits else (), queries=queries, keys=keys, features=features)
+        n, m = plain.queries or 0, plain.keys_count or 0
+        if m < n + 2:
+            continue  # only lengths between n and m tell the choices apart under either alignment
+        lengths = np.full(plain.batch, n + 1)
+        lengths.flat[1:] = m - 1
+        restricted = _with_causal_or_window(subject, plain.replaced({leaf.path: lengths}))
+        if restricted is not None:
+            fitting = _fitting(subject, restricted, "length_alignment", [subject.operation.leading.path])
+            seen.extend(Observation(choice, restricted) for choice in fitting)
+    return seen
+
+
+@probes("window_left")
+def window_left(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Pass windows to calls with as many queries as keys, so that no alignment matters."""
+    seen: Observations = []
+    operation, limits = subject.operation, subject.limits
+    if operation.window is None or not limits.has(operation.window):
+        return seen
+    for batch, count, window in (((), 4, (1, 0)), ((2,), 9, (3, 1)), ((2, 2), 40, (16, 0))):
+        plain = sample(subject, rng, batch if len(batch) <= limits.max_batch_dims else (), queries=count, keys=count)
+        full = {p: np.full_like(plain[p], plain.size(n)) for p, n in operation.lengths.items() if plain[p] is not None}
+        windowed = _in_two_sequences(plain).replaced({**full, operation.window: window})
+        fitting = _fitting(subject, windowed, "window_left", [subject.operation.leading.path])
+        seen.extend(Observation(choice, windowed) for choice in fitting)
+    return seen
+
+
+@probes("logarithms")
+def logarithms(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Compare log-sum-exps with the formula under each choice.
+
+    In a merge also the outputs are compared, which the log-sum-exps weight.
+    """
+    seen: Observations = []
+    operation = subject.operation
+    merges = operation.query_size is None
+    compared = [x.path for x in operation.outputs if merges or x is not operation.leading]
+    for sampled in samples(subject, rng) if len(operation.outputs) > 1 else ():
+        plain = _in_two_sequences(sampled)
+        seen.extend(Observation(x, plain) for x in _fitting(subject, plain, "logarithms", compared))
+    return seen
+
+
+@probes("sink_alone")
+def sink_alone(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Mask all keys of some rows that have a sink."""
+    seen: Observations = []
+    operation, limits = subject.operation, subject.limits
+    path = operation.part(ScoreEffect.SINK)
+    logarithms = [x.path for x in operation.outputs if x is not operation.leading]
+    if not path or not logarithms or not limits.has(path) or not limits.mask or operation.mask is None:
+        return seen
+    for sampled in samples(subject, rng):
+        heads = sampled.binding.shape(operation.leading)[-3]
+        mask = rng.random(mask_shape(sampled)) < 0.6
+        mask[..., 0, :] = False
+        emptied = sampled.replaced({path: subject.exact(rng.standard_normal(heads))}).with_mask(mask)
+        seen.extend(Observation(x, emptied) for x in _fitting(subject, emptied, "sink_alone", logarithms))
+    return seen
+
+
+def _in_two_sequences(arguments: Arguments) -> Arguments:
+    """A copy with two packed sequences; their numbers of queries and keys differ if those of the call do."""
     ends = {}
     for path, size in arguments.operation.cumulative.items():
         count = arguments.size(size)
@@ -405,31 +483,40 @@ def alibi_distances(subject: Subject, rng: np.random.Generator) -> Observations:
     return seen
 
 
-def _fitting(subject: Subject, arguments: Arguments, question: str) -> list[str]:
+def _fitting(
+    subject: Subject, arguments: Arguments, question: str, compared: Collection[str] | None = None
+) -> list[str]:
     """The first choice whose formula fits; empty if all fit, a violation if none does.
 
-    If none fits under the declared choices of other questions, it may fit under others: both are declared wrong.
+    ``compared`` are the paths of the results that the question is about, by default all. If none fits under the
+    declared choices of other questions, it may fit under others: both are declared wrong.
     """
+    compared = [x.path for x in subject.operation.outputs] if compared is None else compared
     choices = QUESTIONS[question].choices
-    fitting = [x for x in choices if _fits(subject, arguments, {**subject.choices, question: x})]
+
+    def fits(choices: Mapping[str, str]) -> bool:
+        got, oracles = subject.results(arguments), subject.normative_oracles(arguments, choices=choices)
+        return all(_fits(got[path], x) for path, x in oracles.items() if path in compared)
+
+    fitting = [x for x in choices if fits({**subject.choices, question: x})]
     if not fitting:
         others = list(_combinations(subject, question))
-        fitting = [x for x in choices if any(_fits(subject, arguments, {**o, question: x}) for o in others)]
+        fitting = [x for x in choices if any(fits({**o, question: x}) for o in others)]
     if not fitting:
         oracles = subject.normative_oracles(arguments)
-        expected, budgets = ({p: x.value for p, x in oracles.items()}, {p: x.budget for p, x in oracles.items()})
+        expected = {p: x.value for p, x in oracles.items()}
+        budgets = {p: x.budget if p in compared else np.full(x.budget.shape, np.inf) for p, x in oracles.items()}
         prefix = f"{question} cannot be determined: no choice fits; under the normative one"
         subject.all_match(subject.results(arguments), expected, budgets, arguments, prefix)
     return [] if len(fitting) == len(choices) else fitting[:1]
 
 
-def _fits(subject: Subject, arguments: Arguments, choices: Mapping[str, str]) -> bool:
-    results, oracles = subject.results(arguments), subject.normative_oracles(arguments, choices=choices)
-    with np.errstate(invalid="ignore"):  # logarithms of rows without keys are −∞
-        near = [
-            (wide(results[p]) == x.value) | (np.abs(wide(results[p]) - x.value) <= x.budget) for p, x in oracles.items()
-        ]
-    return all(x.all() for x in near)
+def _fits(got: Numbers, oracle: Judged) -> bool:
+    """True if numbers are within their budgets, and infinities are equal."""
+    near = np.isinf(oracle.value) & (wide(got) == oracle.value)
+    with np.errstate(invalid="ignore"):
+        near |= np.isfinite(oracle.value) & (np.abs(wide(got) - oracle.value) <= oracle.budget)
+    return bool(near.all())
 
 
 def _combinations(subject: Subject, question: str) -> Iterator[dict[str, str]]:

@@ -75,14 +75,17 @@ def vocabulary_range(subject: Subject, arguments: Arguments, rng: np.random.Gene
 def context_is_last_state(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the context with the state at the length; all other states are NaN."""
     ((leaf, states),) = arguments.floats
-    (path,) = arguments.operation.lengths
+    path = next(iter(arguments.operation.lengths), None)
     t = states.shape[-2]
     zeros = np.zeros(arguments.batch, int)
-    for lengths in (arguments[path], zeros, rng.integers(0, t, arguments.batch, endpoint=True)):
+    tried = (None,) if path is None else (arguments[path], zeros, rng.integers(0, t, arguments.batch, endpoint=True))
+    for lengths in tried:
         last = np.broadcast_to(t if lengths is None else lengths, arguments.batch)
         is_last = np.broadcast_to(np.arange(1, t + 1) == last[..., None], (*arguments.batch, t))[..., None]
         spoiled = np.where(is_last, states, states.dtype.type(np.nan))
-        changed = arguments.replaced({leaf.path: spoiled, path: None if lengths is None else np.asarray(lengths)})
+        changed = arguments.replaced({leaf.path: spoiled})
+        if path is not None:
+            changed = changed.replaced({path: None if lengths is None else np.asarray(lengths)})
         expected = np.where(is_last, states, states.dtype.type(0)).sum(-2, dtype=states.dtype)
         subject.demand_equal(subject.call(changed), expected, partial(np.zeros, expected.shape), changed, "the context")
     return bool(zeros.size)

@@ -427,7 +427,7 @@ def gradients_together(subject: Subject, arguments: Arguments, rng: np.random.Ge
     for prefix, combined, inputs in _combined_calls(subject, rng):
         rows = rows_to_judge(subject, combined, JUDGED_ROWS, rng)
         chosen = np.arange(combined.queries or 0) if rows is None else rows
-        part = with_explicit_mask(combined, chosen, bottom_right=subject.semantics.bottom_right)
+        part = with_explicit_mask(combined, chosen, semantics=subject.semantics)
         if not subject.in_domain(part):
             continue
         outputs = [leaf for leaf in operation.outputs if leaf.kind is Kind.FLOAT]

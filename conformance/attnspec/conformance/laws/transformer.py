@@ -67,9 +67,8 @@ def _row_array(arguments: Arguments) -> tuple[str, np.ndarray]:
 def _with_norm(arguments: Arguments, *, default: bool) -> Arguments:
     """A copy with norm "post", the default, or "pre", which leaves results of layers unnormalized."""
     (option,) = arguments.operation.options
-    default_norm = arguments.operation.defaults[option.path]
-    (choice,) = (c for c in option.choices if (c == default_norm) is default)
-    return arguments.replaced({option.path: choice})
+    post, pre = option.choices
+    return arguments.replaced({option.path: post if default else pre})
 
 
 @checks(law.ZERO_SUBLAYERS_IDENTITY)

@@ -2,6 +2,7 @@
 
 from attnspec.conformance.mutants import (
     attention,
+    attention_conventions,
     calling,
     choices,
     complexity,
@@ -49,6 +50,7 @@ __all__ = [
     "MUTANTS",
     "Mutant",
     "attention",
+    "attention_conventions",
     "calling",
     "choices",
     "complexity",

@@ -314,7 +314,12 @@ def added_linear_bias(correct: Formulas, slopes: Numbers, n: int, m: int) -> Num
     "log-sum-exp in base 2",
     replaces="log_sum_exp",
     operations=(*IN_GROUPS, MergeAttention),
-    breaks=("kernels.log-sum-exp", "kernels.merged-parts-equal-whole", "operation.oracle"),
+    breaks=(
+        "kernels.log-sum-exp",
+        "kernels.merged-parts-equal-whole",
+        "operation.oracle",
+        "semantics.logarithms",
+    ),
     source="flashinfer-ai/flashinfer#2113: log₂ Σ 2ˣ, where others return log Σ eˣ",
 )
 def log_sum_exp_in_base_two(correct: Formulas, scores: Numbers) -> Numbers:

@@ -164,7 +164,7 @@ def mean_of_nothing(correct: Formulas, value: Numbers, *, mask: Numbers = None) 
 @mutant(
     "causal aligned at the bottom right",
     replaces="attendable",
-    operations=(ScaledDotProductAttention, MultiHeadAttention, AdditiveAttention),
+    operations=(ScaledDotProductAttention, MultiHeadAttention, AdditiveAttention, VariableLengthAttention),
     breaks=("semantics.causal_alignment",),
     source="Dao-AILab/flash-attention#1778, NVIDIA/cutlass#2336",
 )
@@ -179,7 +179,7 @@ def bottom_right(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int)
 @mutant(
     "causal aligned top left, declared bottom right",
     replaces="attendable",
-    operations=(ScaledDotProductAttention, AdditiveAttention),
+    operations=(ScaledDotProductAttention, AdditiveAttention, VariableLengthAttention),
     declares={"causal_alignment": "bottom-right"},
     breaks=("semantics.causal_alignment",),
     source="Dao-AILab/flash-attention#517: the documentation changed first",

@@ -43,6 +43,9 @@ def excluded_inputs(limits: Limits, operations: Iterable[Operation]) -> Iterator
         yield "batches that broadcast"
     if limits.divided_heads and any(divided_sizes(o).heads for o in judged):
         yield "heads that do not divide the width"
+    always = [choice for choice in limits.always if any(choice in o.features for o in judged)]
+    if always:
+        yield f"calls without {' and '.join(always)}"
     if not limits.mask and any(leaf.optional for o in judged for leaf in o.masks.values()):
         yield "masks"
     if not limits.causal and any(o.flag for o in judged):

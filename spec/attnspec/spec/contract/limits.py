@@ -28,6 +28,7 @@ class Limits:
     - max_batch_dims: largest number of batch dimensions. min_batch: smallest size of one.
     - broadcasting: True if batch dimensions of different inputs broadcast.
     - features: supported optional parts of operations, such as ``scale`` or ``norm=pre``, None for all.
+    - always: choices that every call makes, such as ``norm=pre``: the other choice of that argument is not supported.
     - dtypes_by_operation: mapping with the dtypes of operations that support only some of ``dtypes``.
     - divided_heads: True if all widths of an attention must be equal and divided by its heads, d/heads features each.
     - mask, causal: True if optional masks, or the causal flag, are supported.
@@ -53,9 +54,10 @@ class Limits:
     contiguous_only: bool = False
     gradients: tuple[str, ...] | None = None
     new_shapes: str = "cheap"
+    always: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for f in ("dtypes", "devices", "head_sizes", "features", "gradients"):
+        for f in ("dtypes", "devices", "head_sizes", "features", "gradients", "always"):
             value = getattr(self, f)
             if isinstance(value, list):
                 object.__setattr__(self, f, tuple(value))

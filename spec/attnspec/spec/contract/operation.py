@@ -64,6 +64,7 @@ class Operation:
     parts: Mapping[str, ScoreEffect] = field(default_factory=dict)
     trial_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
+    always_passed: frozenset[str] = frozenset()
 
     # Arguments and results -------------------------------------------------------------------------------------------
 
@@ -152,6 +153,14 @@ class Operation:
             result = replace(result, nodes=tuple(nodes))
         lengths = {path: size for path, size in self.lengths.items() if path not in lacking}
         return replace(self, result=result, lengths=lengths)
+
+    @lru_cache(maxsize=64)  # noqa: B019 - operations live as long as the contract
+    def with_always(self, choices: tuple[str, ...]) -> "Operation":
+        """Copy of the operation whose calls make these choices, such as ``norm=pre``, and pass them."""
+        values = {
+            o.path: x for o in self.options for x in o.choices if f"{o.path}={x}" in {*choices} & {*self.features}
+        }
+        return replace(self, defaults={**self.defaults, **values}, always_passed=frozenset(values)) if values else self
 
     # Roles -----------------------------------------------------------------------------------------------------------
 

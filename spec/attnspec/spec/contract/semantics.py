@@ -12,6 +12,7 @@ formulas read it.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from math import log
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from attnspec.spec.contract.axes import Axis
@@ -148,6 +149,19 @@ class Semantics:
         "When n ≠ m, is query i aligned with key i (top-left) or with key i + m − n (bottom-right)?",
         _aligns,
     )
+    length_alignment: Literal["ignored", "at-length"] = question(
+        "ignored", "With `key_lengths` ℓ, is query i aligned as without them, or with key i + ℓ − n?"
+    )
+    window_left: Literal["excludes-own", "includes-own"] = question(
+        "excludes-own",
+        "Does a window of l to the left reach key i − l, or i − l + 1, since l includes the query's own position?",
+    )
+    logarithms: Literal["natural", "base-2"] = question(
+        "natural", "Are log-sum-exps, results of attention and arguments of a merge, logarithms to base e or to base 2?"
+    )
+    sink_alone: Literal["sink", "minus-infinity"] = question(
+        "sink", "Is the log-sum-exp of a row without attendable keys its sink, or −∞ with a sink too?"
+    )
     masked_nonfinite: Literal["excluded", "propagates"] = question(
         "excluded", "Does NaN or an infinity stored at a masked key or value reach the result?", _masked
     )
@@ -210,6 +224,16 @@ class Semantics:
     def bottom_right(self) -> bool:
         """True if a causal mask aligns the last query with the last key."""
         return self.causal_alignment == "bottom-right"
+
+    @property
+    def own_in_window(self) -> int:
+        """1 if the left side of a window includes the query's own position, else 0."""
+        return int(self.window_left == "includes-own")
+
+    @property
+    def logarithm_unit(self) -> float:
+        """Natural logarithm of the base of log-sum-exps."""
+        return log(2) if self.logarithms == "base-2" else 1.0
 
     @classmethod
     def of(cls, declared: "Semantics | Mapping[str, Any] | None") -> "Semantics":

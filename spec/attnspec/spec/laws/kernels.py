@@ -122,7 +122,7 @@ GEOMETRIC_ALIBI_SLOPES = law(
 )
 WINDOW_AND_DOCUMENT_MASKS = law(
     "kernels.window-and-document-masks",
-    "A window is the intersection of its left and its right part. Without reach to either side it is the diagonal; "
+    "A window is the intersection of its left and its right part. Without keys on either side it is the diagonal; "
     "unlimited to the left and without reach to the right, it is the causal mask. Renaming documents does not change "
     "their mask, and exchanging queries and keys transposes it.",
     formula=r"M_{l,r} = M_{l,\infty} \wedge M_{\infty,r},\quad M_{0,0} = I,\quad M_{\infty,0} = [j \le i];"

@@ -9,7 +9,7 @@ from attnspec.conformance.mutants.correct.arithmetic import Numbers
 from attnspec.conformance.mutants.correct.attention import Attention
 from attnspec.conformance.mutants.correct.positional import Positional
 from attnspec.conformance.mutants.correct.tape import value_of
-from attnspec.reference.defining.choices import choice
+from attnspec.reference.defining.choices import choice, choosing
 
 
 class Kernels(Positional, Attention):
@@ -32,6 +32,11 @@ class Kernels(Positional, Attention):
         key_lengths: Numbers = None,
     ) -> Numbers:
         """The output of every head, and the log-sum-exp of its scores."""
+        if key_lengths is not None and choice("length_alignment") == "at-length":
+            return self.aligned_at_lengths(
+                query, key, value, key_lengths, mask=mask, causal=causal, scale=scale, window=window, softcap=softcap,
+                bias=bias, slopes=slopes, sinks=sinks,
+            )  # fmt: skip
         n, m, group = query.shape[-2], key.shape[-2], query.shape[-3] // key.shape[-3]
         keys, values = self.repeat_heads(key, group), self.repeat_heads(value, group)
         products = self.scaled_by(self.dot_scores(query, keys), query.shape[-1], scale)
@@ -43,8 +48,33 @@ class Kernels(Positional, Attention):
             _, output = self.weighted(scores, values, attendable)
         else:
             _, output = self.with_sink(scores, values, attendable, sinks)
-        logarithms = self.log_sum_exps(scores, attendable, sinks)
+        logarithms = self.in_chosen_base(self.log_sum_exps(scores, attendable, sinks))
         return output, np.broadcast_to(logarithms, output.shape[:-1])
+
+    def aligned_at_lengths(
+        self,
+        query: Numbers,
+        key: Numbers,
+        value: Numbers,
+        lengths: Numbers,
+        *,
+        mask: Numbers = None,
+        bias: Numbers = None,
+        **options: Any,
+    ) -> Numbers:
+        """Attention whose last query is at the end of each length: each length alone, aligned bottom right."""
+        m = key.shape[-2]
+        self.check_lengths(lengths, m)
+        output = logarithms = query.dtype.type(0)
+        for length in np.unique(lengths) if lengths.size else (m,):
+            cut_mask, cut_bias = (x if x is None or x.shape[-1] != m else x[..., :length] for x in (mask, bias))
+            with choosing(causal_alignment="bottom-right"):
+                result = self.grouped_query_attention(
+                    query, key[..., :length, :], value[..., :length, :], mask=cut_mask, bias=cut_bias, **options
+                )
+            here = (lengths == length)[..., None, None]
+            output, logarithms = np.where(here[..., None], result[0], output), np.where(here, result[1], logarithms)
+        return output, logarithms
 
     def repeat_heads(self, x: Numbers, group: int) -> Numbers:
         """Repeat keys or values for every query head: head r uses head r // group, or r mod heads_k."""
@@ -105,13 +135,25 @@ class Kernels(Positional, Attention):
         weights = weights[..., : scores.shape[-1]]
         return weights, self.pool(weights, values, mask)
 
+    def in_chosen_base(self, logarithms: Numbers) -> Numbers:
+        """Natural logarithms, to base 2 if that is chosen."""
+        return logarithms if choice("logarithms") == "natural" else logarithms / logarithms.dtype.type(np.log(2))
+
+    def natural(self, logarithms: Numbers) -> Numbers:
+        """Undo ``in_chosen_base``."""
+        return logarithms if choice("logarithms") == "natural" else logarithms * logarithms.dtype.type(np.log(2))
+
     def log_sum_exps(self, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
         """Log-sum-exps of the attendable scores of every row, the sink included."""
         masked = self.mask_scores(scores, attendable)
         if sinks is not None:
             column = np.broadcast_to(sinks[:, None, None], (*masked.shape[:-1], 1))
             masked = np.concatenate([masked, column], axis=-1)
-        return self.log_sum_exp(masked)
+        logarithms = self.log_sum_exp(masked)
+        if sinks is None or choice("sink_alone") == "sink":
+            return logarithms
+        has_keys = np.any(np.ones(scores.shape[-1], bool) if attendable is None else attendable, axis=-1)
+        return np.where(has_keys, logarithms, scores.dtype.type(-np.inf))
 
     def log_sum_exp(self, scores: Numbers) -> Numbers:
         """log Σ exp of every row; −∞ if every score is −∞."""
@@ -173,7 +215,7 @@ class Kernels(Positional, Attention):
         self.check_lengths(lengths, m)
         positions = self.query_positions(lengths, n)
         offset = np.arange(m) - positions
-        left, right = (None, None) if window is None else window
+        left, right = self.window_sides(window)
         mask = np.arange(m) < lengths[..., None, None]
         mask = mask if left is None else mask & (offset >= -left)
         mask = mask if right is None else mask & (offset <= right)
@@ -205,10 +247,11 @@ class Kernels(Positional, Attention):
 
     def merge_attention(self, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
         """Merge partial results, weighted by their sums of exponentials."""
-        scores = log_sum_exps[..., None, :]
+        scores = self.natural(log_sum_exps)[..., None, :]
         nonempty = value_of(scores) != -np.inf
         merged = self.pool(self.softmax(scores, mask=nonempty), outputs, nonempty)[..., 0, :]
-        return merged, np.broadcast_to(self.log_sum_exp(self.mask_scores(scores, nonempty))[..., 0], merged.shape[:-1])
+        logarithms = self.in_chosen_base(self.log_sum_exp(self.mask_scores(scores, nonempty))[..., 0])
+        return merged, np.broadcast_to(logarithms, merged.shape[:-1])
 
     def rotary_embedding(self, x: Numbers, positions: Numbers = None, *, theta: float = 10000.0) -> Numbers:
         """Rotate pairs of features by the angle of their position."""
@@ -248,10 +291,16 @@ class Kernels(Positional, Attention):
 
     def sliding_window_mask(self, n: int, m: int, *, window: Any = None) -> Numbers:
         """True where a key lies within the window."""
-        left, right = (None, None) if window is None else window
+        left, right = self.window_sides(window)
         behind = np.arange(m) - np.arange(n)[:, None]
         near = np.ones((n, m), bool) if left is None else behind >= -left
         return near if right is None else near & (behind <= right)
+
+    def window_sides(self, window: Any) -> tuple[int | None, int | None]:
+        """Keys before and after a query's position that a window allows; None for all."""
+        left, right = (None, None) if window is None else window
+        includes_own = choice("window_left") == "includes-own"
+        return (left - 1 if left is not None and includes_own else left), right
 
     def document_mask(self, query_documents: Numbers, key_documents: Numbers) -> Numbers:
         """True where query and key belong to the same document."""
