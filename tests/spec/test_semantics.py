@@ -86,7 +86,7 @@ def test_the_forget_gate_concerns_what_has_parameters_of_an_lstm() -> None:
 
 @pytest.mark.parametrize("name", ["repeatability", "gru"])
 def test_records_depend_on_questions_that_formulas_ask(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^depends_on: expected one of .*gru_reset, .*rotary_pairs.*; got '{name}'$"):
+    with pytest.raises(ValueError, match=rf"^depends_on: expected one of .*gru_reset, .*rotary_pairs.*; got '{name}'$"):
         depends_on(name)
 
 
