@@ -60,6 +60,13 @@ def beyond(i: int, j: int, n: int, m: int) -> int:
     return j - i - (m - n if choice("causal_alignment") == "bottom-right" else 0)
 
 
+def in_window(away: int, a: dict[str, Any]) -> bool:
+    """True if a window reaches a key that is this far behind the diagonal."""
+    left, right = a.get("window") or (None, None)
+    own = 1 if choice("window_left") == "includes-own" else 0
+    return (left is None or away >= own - left) and (right is None or away <= right)
+
+
 def weights(scores: Rows, a: dict[str, Any]) -> list[list[Any]]:
     result = []
     for i, row in enumerate(scores):
@@ -498,12 +505,18 @@ def normalized_heads(scores: Any, values: Any, among: Callable[[int, int], bool]
         for i, row in enumerate(rows):
             powers = [mp.exp(e) if among(i, j) else mp.mpf(0) for j, e in enumerate(row)]
             total = mp.fsum(powers) + (0 if extra is None else mp.exp(extra[r]))
-            sums.append(mp.log(total) if total else mp.mpf("-inf"))
+            alone = choice("sink_alone") == "minus-infinity" and not any(among(i, j) for j in range(len(row)))
+            sums.append(log_sum_exp(total) if total and not alone else mp.mpf("-inf"))
             weighted = ([p * x for x in v[j]] for j, p in enumerate(powers))
             pooled.append([mp.fsum(column) / (total or 1) for column in zip(*weighted, strict=True)])
         outputs.append(pooled)
         logarithms.append(sums)
     return [outputs, logarithms]
+
+
+def log_sum_exp(total: Any) -> Any:
+    """The logarithm of a sum of exponentials, to the chosen base."""
+    return mp.log(total, 2 if choice("logarithms") == "base-2" else mp.e)
 
 
 def for_query_heads(query: Any, x: Any) -> list[Any]:
@@ -516,7 +529,8 @@ def grouped(a: dict[str, Any]) -> list[Any]:
     keys, values = (for_query_heads(a["query"], x) for x in (a["key"], a["value"]))
 
     def away(i: int, j: int) -> int:
-        return beyond(i, j, len(a["query"][0]), len(a["key"][0]))
+        n, m = len(a["query"][0]), len(a["key"][0])
+        return j - i - (a["key_lengths"] - n) if choice("length_alignment") == "at-length" else beyond(i, j, n, m)
 
     def behind(i: int, j: int) -> int:
         return -away(i, j) if choice("alibi_distances") == "signed" else abs(away(i, j))
@@ -530,15 +544,16 @@ def grouped(a: dict[str, Any]) -> list[Any]:
     ]
 
     def among(i: int, j: int) -> bool:
-        return bool(a["mask"][i][j]) and j < a["key_lengths"] and (away(i, j) <= 0 or not a.get("causal"))
+        earlier = away(i, j) <= 0 or not a.get("causal")
+        return bool(a["mask"][i][j]) and j < a["key_lengths"] and earlier and in_window(away(i, j), a)
 
     return normalized_heads(scores, values, among, a["sinks"])
 
 
-def plain_heads(query: Any, key: Any, value: Any) -> list[Any]:
+def plain_heads(query: Any, key: Any, value: Any, among: Callable[[int, int], bool]) -> list[Any]:
     keys = for_query_heads(query, key)
     scores = [[[scaled(q, k) for k in keys[r]] for q in rows] for r, rows in enumerate(query)]
-    return normalized_heads(scores, for_query_heads(query, value), lambda i, j: True)
+    return normalized_heads(scores, for_query_heads(query, value), among)
 
 
 def in_sequences(a: dict[str, Any]) -> list[Any]:
@@ -546,9 +561,13 @@ def in_sequences(a: dict[str, Any]) -> list[Any]:
     outputs: list[Any] = [[] for _ in range(heads)]
     logarithms: list[Any] = [[] for _ in range(heads)]
     for (i, j), (k, m) in pairwise(ends):
+
+        def among(row: int, key: int, n: int = k - i, keys: int = m - j) -> bool:
+            return in_window(beyond(row, key, n, keys), a)
+
         heads_of_sequence = plain_heads(*([x[s:e] for x in rows] for rows, s, e in (
             (a["query"], i, k), (a["key"], j, m), (a["value"], j, m)
-        )))  # fmt: skip
+        )), among)  # fmt: skip
         for r in range(heads):
             outputs[r] += heads_of_sequence[0][r]
             logarithms[r] += heads_of_sequence[1][r]
@@ -564,7 +583,12 @@ def in_pages(a: dict[str, Any]) -> list[Any]:
         d_v = len(a["value_pages"][0][0][0])
         empty = [[[mp.mpf(0)] * d_v for _ in head] for head in a["query"]]
         return [empty, [[mp.mpf("-inf") for _ in head] for head in a["query"]]]
-    return plain_heads(a["query"], rows(a["key_pages"]), rows(a["value_pages"]))
+    first = a["key_lengths"] - len(a["query"][0])
+
+    def among(i: int, j: int) -> bool:
+        return in_window(j - (first + i), a)
+
+    return plain_heads(a["query"], rows(a["key_pages"]), rows(a["value_pages"]), among)
 
 
 def latent(a: dict[str, Any]) -> list[Any]:
@@ -577,10 +601,11 @@ def latent(a: dict[str, Any]) -> list[Any]:
 
 
 def merged(a: dict[str, Any]) -> list[Any]:
-    powers = [mp.exp(x) for x in a["log_sum_exps"]]
+    base = 2 if choice("logarithms") == "base-2" else mp.e
+    powers = [mp.power(base, x) for x in a["log_sum_exps"]]
     total = mp.fsum(powers)
     columns = zip(*a["outputs"], strict=True)
-    return [[dot(powers, column) / total for column in columns], mp.log(total)]
+    return [[dot(powers, column) / total for column in columns], log_sum_exp(total)]
 
 
 def turned(a: dict[str, Any]) -> list[list[Any]]:
@@ -773,7 +798,9 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "merge_attention": merged,
     "rotary_embedding": turned,
     "alibi_slopes": lambda a: slopes(a["heads"]),
-    "sliding_window_mask": lambda a: [[True] * a["m"] for _ in range(a["n"])],
+    "sliding_window_mask": lambda a: [
+        [in_window(beyond(i, j, a["n"], a["m"]), a) for j in range(a["m"])] for i in range(a["n"])
+    ],
     "document_mask": lambda a: [[d == e for e in a["key_documents"]] for d in a["query_documents"]],
     "dropout": lambda a: [
         [w if kept else mp.mpf(0) for w, kept in zip(row, keep, strict=True)]
@@ -785,6 +812,9 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     ),
 }
 """Formulas of one element of the batch; ``a`` are its arguments by name, as nested lists of mpmath's numbers."""
+
+WINDOW = (1, None)
+"""The window under which choices of its left side differ."""
 
 CHOICES_AND_NAMES: list[tuple[dict[str, str], str]] = [({}, name) for name in OPERATIONS]
 CHOICES_AND_NAMES += [
@@ -805,6 +835,8 @@ def exactly(x: Any) -> Any:
     if x.dtype.kind != "f":
         return int(x)
     high = np.float64(x)
+    if np.isinf(high):
+        return mp.mpf(float(high))
     return mp.mpf(float(high)) + mp.mpf(float(np.subtract(x, high)))
 
 
@@ -831,10 +863,13 @@ def flat(x: Any) -> list[Any]:
 
 
 def error(got: np.ndarray, expected: Any) -> tuple[Any, Any]:
-    """The largest error and the largest number."""
+    """The largest error and the largest finite number."""
     numbers = flat(expected)
     assert got.size == len(numbers)
-    return max(abs(a - b) for a, b in zip(flat(exactly(got)), numbers, strict=True)), max(map(abs, numbers))
+    pairs = zip(flat(exactly(got)), numbers, strict=True)
+    return max(0 if a == b else abs(a - b) for a, b in pairs), max(
+        (abs(x) for x in numbers if not mp.isinf(x)), default=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -848,6 +883,8 @@ def test_the_reference_is_the_formula(
     arguments = draw(name, dtype, seed, causal=causal, batch=(2,) if seed else ())
     if "fully_masked" in choices and name != "grouped_query_attention":  # its formula below expects sinks
         arguments = without_keys_for_first_query(OPERATIONS[name], arguments)
+    if "window_left" in choices:
+        arguments["window"] = WINDOW
     with arithmetic(lambda numbers: numbers.astype(dtype)), choosing(**choices):
         got = REFERENCE[name](**arguments)
         pairs = list(by_definition(name, arguments, got))

@@ -7,14 +7,28 @@ import numpy as np
 import pytest
 
 from attnspec.reference import REFERENCE, choice, choosing
-from attnspec.spec import OPERATIONS, QUESTIONS
+from attnspec.spec import OPERATIONS, QUESTIONS, Operation
 from attnspec.spec.contract.semantics import choices_of_formula
 from attnspec.spec.contract.tree import flatten
 
-from .conftest import without_keys_for_first_query
+from .conftest import SIZES, without_keys_for_first_query
 
 WITHOUT_AVERAGES = ("mean_normalization", "dropout", "graph_layer")
 """Operations with a mask whose rows are no weighted averages: without keys they are 0 under any choice."""
+
+
+def inputs_that_show(question: str, operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments, with those options on which a choice plays a part."""
+    inputs = dict(arguments)
+    if "causal" in operation.defaults:
+        inputs["causal"] = question != "alibi_distances"  # signed and absolute ones differ at later keys
+    if question in ("length_alignment", "window_left") and any(leaf.path == "key_lengths" for leaf in operation.leaves):
+        inputs["key_lengths"] = np.asarray(SIZES["m"])  # not n, where both alignments are one
+    if question == "window_left" and "window" in operation.defaults:
+        inputs["window"] = (1, None)
+    if question == "sink_alone" and "sinks" in inputs:
+        inputs["mask"] = np.zeros_like(inputs["mask"])
+    return without_keys_for_first_query(operation, inputs) if question == "fully_masked" else inputs
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -24,11 +38,9 @@ def test_a_formula_asks_what_its_records_depend_on(name: str, draw: Callable[...
     arguments = {path: x for path, x in arguments.items() if path not in {*operation.lengths} & {*operation.defaults}}
     choices = choices_of_formula(operation)
     for question, described in QUESTIONS.items():
-        if "causal" in operation.defaults:
-            arguments["causal"] = question != "alibi_distances"  # signed and absolute ones differ at later keys
         if question == "fully_masked" and not operation.masks:
             continue  # masks that a formula makes itself, as `rnn_self_attention` does, raise no question
-        inputs = without_keys_for_first_query(operation, arguments) if question == "fully_masked" else arguments
+        inputs = inputs_that_show(question, operation, arguments)
         normative = flatten(REFERENCE[name](**inputs))
         for other in described.choices[1:]:
             with choosing(**{question: other}):
