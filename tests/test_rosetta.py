@@ -41,7 +41,7 @@ torch: Any = pytest.importorskip("torch")
 
 
 def attention(queries: int, keys: int, **options: Any) -> tuple[Any, Any]:
-    """Values that are all different, and the result for queries and keys of 0, which weigh all keys alike."""
+    """Values, and attention to them by scores of 0."""
     value = torch.arange(1.0, 1 + keys)[None, None, :, None].expand(1, 1, keys, 8)
     zeros = torch.zeros(1, 1, max(queries, keys), 8)
     attend = torch.nn.functional.scaled_dot_product_attention

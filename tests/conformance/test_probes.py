@@ -111,6 +111,23 @@ def test_encodings_and_cells_are_not_blamed_for_wrong_numbers() -> None:
     )
 
 
+def test_a_choice_that_no_operation_of_the_backend_reads_is_refused() -> None:
+    message = r"^semantics: expected questions that softmax reads, fully_masked, .*; got gru_reset, head_groups$"
+    declared = {"gru_reset": "after", "head_groups": "interleaved"}
+    with pytest.raises(ValueError, match=message):
+        Contract.of(SimpleNamespace(name="mine", softmax=reference.softmax, semantics=declared))
+    on_device = {"cuda": {"semantics": declared}}
+    backend = SimpleNamespace(
+        name="mine", softmax=reference.softmax, on_device=on_device, limits={"devices": ("cuda",)}
+    )
+    with pytest.raises(ValueError, match=message):
+        Contract.of(backend, device="cuda")
+    together = SimpleNamespace(
+        name="mine", softmax=reference.softmax, gru=reference.gru, semantics={"gru_reset": "after"}
+    )
+    assert Contract.of(together).semantics["softmax"].gru_reset == "after"
+
+
 def test_two_undeclared_choices_are_seen_beside_each_other() -> None:
     def cell(*args: Any) -> Numbers:
         with reference.choosing(gru_reset="after", gru_update="candidate"):
