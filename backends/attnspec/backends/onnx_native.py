@@ -1,11 +1,10 @@
 """ONNX's Attention (opset 24), GRU and LSTM, by onnx's reference evaluator and by ONNX Runtime.
 
 Both run unmodified on the CPU. The adapter flattens batches, joins the weights of gates, and evaluates a model of one
-operator. A mask beside a bias becomes −∞ in the bias. With lengths, ONNX aligns causal masks at the last key, so the
-adapter puts causality into the mask. Empty results and sequences without steps are not evaluated. Not available:
-gradients, windows, slopes, sinks, logarithms of sums. ONNX Runtime has no float64 networks and no bfloat16; in float16
-it scales queries and keys before their product. The reference evaluator's float16 products are NumPy's, for which there
-is no precision class. docs/adapters.md lists the violations.
+operator. A mask beside a bias becomes −∞ in the bias. Empty results and sequences without steps are not evaluated. Not
+available: gradients, windows, slopes, sinks, logarithms of sums. ONNX Runtime has no float64 networks and no bfloat16;
+in float16 it scales queries and keys before their product. The reference evaluator's float16 products are NumPy's, for
+which there is no precision class. docs/adapters.md lists the violations.
 """
 
 from collections.abc import Callable
@@ -36,9 +35,12 @@ def _flat(x: NDArray, batch: tuple[int, ...], *core: int) -> NDArray:
 
 
 class Onnx(NumPyBackend):
-    """One of the two evaluators: masked NaN and infinity propagate; calls without keys are errors."""
+    """One of the two evaluators: masked NaN and infinity propagate; calls without keys are errors.
 
-    semantics = Semantics(masked_nonfinite="propagates", no_keys="error")
+    With lengths, causal masks are aligned at the last key within each length.
+    """
+
+    semantics = Semantics(masked_nonfinite="propagates", no_keys="error", length_alignment="at-length")
 
     def __init__(self, name: str, load: Callable[[bytes], Any], limits: Limits, **precision: str) -> None:
         self.name, self.load, self.limits = name, load, limits
@@ -80,8 +82,6 @@ class Onnx(NumPyBackend):
         if key_lengths is not None:
             refuse_out_of_range("grouped_query_attention", "key_lengths", key_lengths, m)
             key_lengths = _flat(key_lengths, batch).astype(np.int64)
-            if causal:
-                mask, causal = np.tri(n, m, dtype=bool) & (True if mask is None else mask), False
         mask_or_bias = None if mask is None else mask[..., None, :, :]
         if bias is not None:
             mask_or_bias = bias if mask_or_bias is None else np.where(mask_or_bias, bias, -np.inf)
@@ -113,7 +113,7 @@ class Onnx(NumPyBackend):
 
 
 _WEIGHTS = ("w_x", "w_h", "b_")
-_LIMITS = Limits(features=("scale", "softcap", "bias", "key_lengths"))
+_LIMITS = Limits(features=("scale", "softcap", "bias", "key_lengths", "lengths"))
 _NARROW = dict.fromkeys(("gru", "lstm"), ("float32", "float16"))
 _HALF = replace(_LIMITS, dtypes=("float64", "float32", "float16"), dtypes_by_operation=_NARROW)
 reference = Onnx("onnx-reference", cache(ReferenceEvaluator), _LIMITS)
