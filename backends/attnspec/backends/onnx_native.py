@@ -1,10 +1,10 @@
 """ONNX's Attention (opset 24), GRU and LSTM, by onnx's reference evaluator and by ONNX Runtime.
 
 Both run unmodified on the CPU. The adapter flattens batches, joins the weights of gates, and evaluates a model of one
-operator. A mask beside a bias becomes −∞ in the bias. Empty results and sequences without steps are not evaluated. Not available:
-gradients, windows, slopes, sinks, logarithms of sums. ONNX Runtime has no float64 networks and no bfloat16; in float16
-it scales queries and keys before their product. The reference evaluator's float16 products are NumPy's, for which there
-is no precision class. docs/adapters.md lists the violations.
+operator. A mask beside a bias becomes −∞ in the bias. Empty results and sequences without steps are not evaluated. Not
+available: gradients, windows, slopes, sinks, logarithms of sums. ONNX Runtime has no float64 networks and no bfloat16;
+in float16 it scales queries and keys before their product. The reference evaluator's float16 products are NumPy's, for
+which there is no precision class. docs/adapters.md lists the violations.
 """
 
 from collections.abc import Callable
