@@ -2,6 +2,8 @@
 
 from math import frexp
 
+import numpy as np
+
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.contract.precision import CLASSES, MODIFIERS, precision
@@ -46,8 +48,11 @@ def explaining_classes(declared: str, dtype: str, exactly_scaled: bool) -> list[
 def has_exact_scale(arguments: Arguments) -> bool:
     """Return True if scaling queries rounds nothing, since the scale is a power of 2.
 
-    1/√d is one if d is a power of 4. False if scores are not products of the passed queries and keys.
+    1/√d is one if d is a power of 4. False if scores are not products of the passed queries and keys. False for doubles
+    too: these are values of quantised operands, which a kernel may round to its dtype before any scale.
     """
+    if any(x.dtype == np.float64 for _, x in arguments.floats):
+        return False
     operation, scale_option = arguments.operation, arguments.operation.part(ScoreEffect.SCALE)
     widths = {leaf.core[-1].factors for leaf in (*operation.queries, *operation.attended[:1]) if leaf.core}
     if len(widths) != 1 or not operation.queries:
