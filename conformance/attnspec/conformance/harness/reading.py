@@ -32,7 +32,6 @@ from attnspec.spec.contract.tree import (
     pair_leaves,
 )
 
-
 QUANTIZED = "dtypes of quantised operands"
 """Key of the arguments' memo: by path, the dtype that a quantised operand stands for."""
 

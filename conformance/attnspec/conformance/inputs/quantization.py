@@ -63,19 +63,21 @@ def _spread(scales: Numbers, shape: tuple[int, ...], title: str) -> Numbers:
     return spread
 
 
-def quantize(x: Numbers, form: OperandFormat, token_axis: int, dtype: str) -> Quantized:
+def quantize(x: Numbers, form: OperandFormat, token_axis: int | None, dtype: str) -> Quantized:
     """Return an array's nearest codes, with scales by the largest number of each block.
 
-    Scales of 8 bits may clip this number, as the formats' own recipes do. ``token_axis`` is negative; the last axis has
-    the channels. ``dtype`` is the one that the operand stands for.
+    Scales of 8 bits may clip this number, as the formats' own recipes do. ``token_axis`` is negative, None for
+    a vector; the last axis has the channels. ``dtype`` is the one that the operand stands for.
     """
     blocks = _block_counts(x.shape, form, token_axis)
     largest = np.abs(_in_blocks(x.astype(np.float64), blocks)).max(tuple(range(1, 2 * x.ndim, 2)), initial=0.0)
-    top = float(127 if form.codes == "int8" else ml_dtypes.finfo(_dtype(form.codes)).max)
+    top = 127.0 if form.codes == "int8" else _largest(form.codes)
     largest = np.where(largest > 0, largest, 1.0)
     scales, global_scale = _scales(largest, top, form)
     unit = Quantized(np.ones(x.shape, _dtype(form.codes)), scales, global_scale)
-    in_codes = np.clip(x / exact_values(unit, form.name), -top, top)
+    steps = exact_values(unit, form.name)
+    # A scale of 8 bits may be 0: then so are the numbers of its block.
+    in_codes = np.clip(np.divide(x, steps, out=np.zeros(x.shape), where=steps > 0), -top, top)
     codes = (np.rint(in_codes) if form.codes == "int8" else in_codes).astype(_dtype(form.codes))
     return Quantized(codes, scales, global_scale, dtype)
 
@@ -84,11 +86,16 @@ def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def _block_counts(shape: tuple[int, ...], form: OperandFormat, token_axis: int) -> tuple[int, ...]:
+def _largest(name: str) -> float:
+    finfo: Any = ml_dtypes.finfo
+    return float(finfo(_dtype(name)).max)
+
+
+def _block_counts(shape: tuple[int, ...], form: OperandFormat, token_axis: int | None) -> tuple[int, ...]:
     """Number of blocks along every axis."""
     counts = list(shape) if form.by_head else [1] * len(shape)
     for axis, block in ((token_axis, form.tokens), (-1, form.channels)):
-        if -axis <= len(shape):
+        if axis is not None:
             counts[axis] = 1 if block is None else shape[axis] // block
     return tuple(counts)
 
@@ -102,8 +109,7 @@ def _scales(largest: Numbers, top: float, form: OperandFormat) -> tuple[Numbers,
     """Scales from the largest magnitude of every block; ``top`` is the largest code."""
     if form.has_global_scale:
         # As in NVIDIA's recipe: the largest scale of a block is the largest number of its format.
-        top_scale = float(ml_dtypes.finfo(_dtype(form.scales)).max)
-        global_scale = np.float32(largest.max(initial=0.0) / (top * top_scale))
+        global_scale = np.float32(largest.max(initial=0.0) / (top * _largest(form.scales)))
         return (largest / top / np.float64(global_scale)).astype(_dtype(form.scales)), np.asarray(global_scale)
     if form.scales == "float8_e8m0fnu":
         # As in the MX specification: the largest number gets the largest exponent of the codes.
@@ -111,7 +117,7 @@ def _scales(largest: Numbers, top: float, form: OperandFormat) -> tuple[Numbers,
     return (largest / top).astype(_dtype(form.scales)), None
 
 
-def varied(x: Numbers, form: OperandFormat, token_axis: int, rng: np.random.Generator) -> Numbers:
+def varied(x: Numbers, form: OperandFormat, token_axis: int | None, rng: np.random.Generator) -> Numbers:
     """Multiply every block by a factor between 1/4 and 4, then restore the mean square.
 
     Then a scale that is applied to the wrong block shows.

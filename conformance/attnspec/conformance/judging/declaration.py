@@ -54,6 +54,12 @@ class Contract:
         known_features = {feature for o in OPERATIONS.values() for feature in o.features}
         _demand_known("limits features", "names of features", limits.features or (), known_features)
         _demand_known("limits dtypes_by_operation", "names of operations", dict(limits.dtypes_by_operation), OPERATIONS)
+        for operation, formats in dict(limits.operand_formats).items():
+            _demand_known("limits operand_formats", "names of operations", (operation,), OPERATIONS)
+            arguments = {leaf.path for leaf in OPERATIONS[operation].floats}
+            for by_argument in formats:
+                named = () if isinstance(by_argument, str) else dict(by_argument)
+                _demand_known(f"limits operand_formats: {operation}", "names of arguments", named, arguments)
         _demand_known("limits gradients", "names of operations", limits.gradients or (), OPERATIONS)
         return cls(
             printable(name),

@@ -43,7 +43,8 @@ class Quantized:
     def shape(self) -> tuple[int, ...]:
         """Shape of the operand."""
         shape = tuple(self.codes.shape)
-        packed = str(getattr(self.codes, "dtype", "")).endswith(PACKED)
+        # Only PyTorch packs codes. The dtype of a handle is not read: it would be one more request to its process.
+        packed = type(self.codes).__module__.startswith("torch") and str(self.codes.dtype).endswith(PACKED)
         return (*shape[:-1], 2 * shape[-1]) if packed else shape
 
     @property
@@ -86,5 +87,7 @@ def operand_format(name: str) -> OperandFormat:
     if base in CODES and part.removeprefix("per-") in PARTS and part.startswith("per-"):
         sizes = {"token": (1, None), "channel": (None, 1)}.get(part.removeprefix("per-"), (None, None))
         return OperandFormat(name, CODES[base], "float32", *sizes, by_head=part != "per-tensor")
-    known = f"{'|'.join(CODES)}-per-{'|'.join(PARTS)}, …-per-64-tokens, {', '.join(BLOCK_FORMATS)}, …-along-tokens"
-    raise ValueError(f"operand format: expected one of {known}; got {name!r}")
+    codes, parts = (" or ".join([", ".join(names[:-1]), names[-1]]) for names in (list(CODES), list(PARTS)))
+    blocks = " or ".join(BLOCK_FORMATS)
+    known = f"{codes}, with -per- and {parts} or such as 64-tokens; or {blocks}, alone or with -along-tokens"
+    raise ValueError(f"operand format: expected {known}; got {name!r}")
