@@ -175,7 +175,7 @@ def test_only_arrays_of_floats_may_be_quantised() -> None:
 
 @pytest.mark.parametrize("name", ["e4m3", "int8-per-row", "mxfp4", "nvfp4-per-token", "e4m3-per-0-tokens", ""])
 def test_an_unknown_format_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="operand format: expected e4m3, .*; got"):
+    with pytest.raises(ValueError, match=r"operand format: expected e4m3, .*; got"):
         operand_format(name)
 
 

@@ -113,7 +113,9 @@ def _scales(largest: Numbers, top: float, form: OperandFormat) -> tuple[Numbers,
         return (largest / top / np.float64(global_scale)).astype(_dtype(form.scales)), np.asarray(global_scale)
     if form.scales == "float8_e8m0fnu":
         # As in the MX specification: the largest number gets the largest exponent of the codes.
-        return np.exp2(np.floor(np.log2(largest)) - np.floor(np.log2(top))).astype(_dtype(form.scales)), None
+        # Its smallest number is 2⁻¹²⁷.
+        exponents = np.maximum(np.floor(np.log2(largest)) - np.floor(np.log2(top)), -127.0)
+        return np.exp2(exponents).astype(_dtype(form.scales)), None
     return (largest / top).astype(_dtype(form.scales)), None
 
 

@@ -80,7 +80,12 @@ def smaller_scales(correct: Library, operand: Quantized) -> Numbers:
     return Library.scale_values(correct, operand) * np.float32(0.98)
 
 
-@_mutant("scales applied twice", "e4m3-per-tensor", replaces="scale_values", source="vllm-project/vllm#53481")
+@_mutant(
+    "scales applied twice",
+    "e4m3-per-tensor",
+    replaces="scale_values",
+    source="a scale folded into the softmax, beside scaled operands",
+)
 def squared_scales(correct: Library, operand: Quantized) -> Numbers:
     """Scales are applied twice."""
     return Library.scale_values(correct, operand) ** 2
