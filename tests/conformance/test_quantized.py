@@ -40,8 +40,7 @@ def attention(*arrays: Numbers, store: Callable[[Numbers], Numbers] = lambda x: 
     query, key, value = (x.astype(np.float32) for x in arrays)
     scores = query @ key.swapaxes(-1, -2) / np.sqrt(np.float32(query.shape[-1]))
     exponentials = np.exp(scores - scores.max(-1, keepdims=True))
-    pooled: Numbers = store(exponentials) @ value
-    return pooled / exponentials.sum(-1, keepdims=True)
+    return np.asarray(store(exponentials) @ value / exponentials.sum(-1, keepdims=True))
 
 
 def values(*quantized: Quantized) -> list[Numbers]:

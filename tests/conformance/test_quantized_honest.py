@@ -48,18 +48,17 @@ def to_float32(operands: list[Quantized]) -> list[Numbers]:
 
 def scores_of(query: Numbers, key: Numbers, causal: bool) -> Numbers:
     scores = query @ key.swapaxes(-1, -2) / np.sqrt(np.float32(query.shape[-1]))
-    return np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf) if causal else scores
+    return np.where(np.tri(*scores.shape[-2:]) == 1, scores, -np.inf) if causal else scores
 
 
 def pooled(scores: Numbers, value: Numbers, store: Callable[[Numbers], Numbers]) -> Numbers:
     """Exponentials rounded by ``store`` for the product, divided by the sum of unrounded ones."""
     exponentials = np.exp(scores - scores.max(-1, keepdims=True))
-    output: Numbers = store(exponentials) @ value
-    return output / exponentials.sum(-1, keepdims=True)
+    return np.asarray(store(exponentials) @ value / exponentials.sum(-1, keepdims=True))
 
 
 def in_tiles(scores: Numbers, value: Numbers, store: Callable[[Numbers], Numbers]) -> Numbers:
-    """The same with a running maximum over tiles of 16 keys."""
+    """Attention with a running maximum over tiles of 16 keys."""
     maximum = np.full((*scores.shape[:-1], 1), -np.inf, np.float32)
     total = np.zeros_like(maximum)
     output = np.zeros((*scores.shape[:-1], value.shape[-1]), np.float32)
@@ -91,7 +90,7 @@ def in_format(name: str) -> Callable[[Numbers], Numbers]:
 
 
 class Kernel(NamedTuple):
-    """How a kernel stores weights, and whether it rounds operands to its dtype first."""
+    """A way to store weights, perhaps with operands rounded to the dtype first."""
 
     modifier: str
     store: Callable[[Numbers], Numbers]
@@ -121,7 +120,7 @@ def scaled_afterwards(operands: list[Quantized], causal: bool, store: Callable[[
     query, key, value = (x.codes.astype(np.float32) for x in operands)
     scales = [x.scales.astype(np.float32) for x in operands]
     scores = scores_of(query, key, causal) * (scales[0] * scales[1])
-    return pooled(scores, value, store) * scales[2]
+    return np.asarray(pooled(scores, value, store) * scales[2])
 
 
 def honest_results(seed: int) -> Any:
@@ -154,9 +153,8 @@ def honest_results(seed: int) -> Any:
         attend = in_tiles if rng.uniform() < 0.5 else pooled
         output = attend(scores_of(arrays[0], arrays[1], causal), arrays[2], kernel.store)
     precision = f"prescaled-{dtype}" if kernel.rounds_operands else DEFAULT[dtype] + kernel.modifier
-    options = {"causal": True} if causal else {}
     with np.errstate(all="ignore"):
-        verdict = judge(SDPA, output.astype(numpy_dtype(dtype)), *operands, precision=precision, **options)
+        verdict = judge(SDPA, output.astype(numpy_dtype(dtype)), *operands, precision=precision, causal=causal)
     return verdict, (seed, name, kind, dtype, formats, causal)
 
 

@@ -462,7 +462,7 @@ def test_the_logarithm_of_a_sum_errs_as_much_as_its_greatest_score() -> None:
 
 @pytest.mark.parametrize("name", ["dot_scores", "attention_pooling"])
 def test_codes_times_scales_may_be_rounded_to_float32(name: str) -> None:
-    """A code and a scale of float32 have 31 bits together, of which a kernel in float32 keeps 24."""
+    """Code and scale have 31 bits together; a kernel in float32 keeps 24."""
     rng = np.random.default_rng(0)
 
     def operand(*shape: int) -> Array:
@@ -480,7 +480,7 @@ def test_codes_times_scales_may_be_rounded_to_float32(name: str) -> None:
 def stored_weights(name: str, x: Array) -> Array:
     """Numbers from 0 to 1 rounded as one of the modifiers of weights says."""
     if name == "weights-int8":
-        return np.rint(x * 127) / 127
+        return np.asarray(np.rint(x * 127) / 127)
     if name == "weights-mxfp8":
         return np.asarray(in_blocks(x, ml_dtypes.float8_e4m3fn))
     if name == "weights-nvfp4":

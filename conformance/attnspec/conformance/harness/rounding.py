@@ -26,7 +26,10 @@ UNIT_OF_DOUBLE = 2.0**-53
 
 
 def nearest(x: Numbers, unit: float, step: Numbers | float = 0.0) -> Numbers:
-    """Round to a format with this unit roundoff, and multiples of ``step`` where that is coarser; 0 rounds nothing."""
+    """Round by this unit roundoff, or to multiples of ``step`` where that is coarser.
+
+    With 0 nothing is rounded.
+    """
     rounded_numbers = x
     if unit:
         bits = round(-log2(unit))

@@ -14,7 +14,7 @@ INFORMATIVE = 0.03
 """An element whose budget exceeds this fraction of the largest expected magnitude is not judged."""
 
 INFORMATIVE_WITH_FEW_BITS = 0.5
-"""The same fraction where weights have 8 bits or fewer.
+"""Such a fraction for weights in 8 bits or fewer.
 
 Their roundings alone exceed 3 %. The result is linear in them, so that the propagation of errors stays valid.
 """

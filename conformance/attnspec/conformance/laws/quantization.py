@@ -52,8 +52,9 @@ def _by_path(operation: Operation, formats_of_call: Formats) -> dict[str, str]:
 def _demand_exact(
     subject: Subject, by_path: Mapping[str, OperandFormat], rng: np.random.Generator, causal: bool
 ) -> None:
-    sizes = [max(SIZE, *(2 * (getattr(f, axis) or 1) for f in by_path.values())) for axis in ("tokens", "channels")]
-    sampled = sample(subject, rng, (2,), queries=sizes[0], keys=sizes[0], features=sizes[1], heads=2)
+    rows = max(SIZE, *(2 * (form.tokens or 1) for form in by_path.values()))
+    columns = max(SIZE, *(2 * (form.channels or 1) for form in by_path.values()))
+    sampled = sample(subject, rng, (2,), queries=rows, keys=rows, features=columns, heads=2)
     if causal:
         sampled = sampled.under_causal()
     quantized = {path: _quantized(subject, sampled, path, form, rng) for path, form in by_path.items()}
@@ -102,7 +103,7 @@ def _token_axis(leaf: Leaf, operation: Operation) -> int | None:
 
 
 def _demand_gain(subject: Subject, arguments: Arguments, prefix: str) -> None:
-    """Demand that results are not too large or too small on the whole, where rows round independently."""
+    """Demand that results are not too large on the whole, where rows round independently."""
     operation, oracle = subject.operation, subject.oracle(arguments)
     has_weights = any(operation.role(x) == Role.WEIGHT and len(x.core) > 1 for x in operation.leaves)
     rows = prod(oracle.value.shape[:-1])

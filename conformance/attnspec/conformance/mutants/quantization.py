@@ -15,16 +15,13 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Library, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.registry import Mutant, mutant
-from attnspec.conformance.mutants.roles import Arguments
+from attnspec.conformance.mutants.roles import Arguments, at, changed, key, value
 from attnspec.spec.attention import ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.quantized import Quantized
 from attnspec.spec.kernels import GroupedQueryAttention
 
 EXACT = ("quantization.operands-are-exact",)
-
-OF_CACHE = {"key": "e4m3-per-head", "value": "e4m3-per-channel"}
-"""Formats of a cache beside a query in floats."""
 
 
 def _mutant(name: str, *formats: Any, replaces: str, source: str, **more: Any) -> Callable[[Any], Mutant]:
@@ -46,7 +43,7 @@ def _mutant(name: str, *formats: Any, replaces: str, source: str, **more: Any) -
 
 @_mutant(
     "scales of quantised operands left out",
-    OF_CACHE,
+    {"key": "e4m3-per-head", "value": "e4m3-per-channel"},
     operations=(ScaledDotProductAttention, GroupedQueryAttention),
     replaces="scale_values",
     source="flashinfer-ai/flashinfer#1023: scales that are not passed on",
@@ -70,7 +67,7 @@ def larger_scales(correct: Library, operand: Quantized) -> Numbers:
 
 @_mutant(
     "scales of a quantised cache 2 % too small in bfloat16",
-    OF_CACHE,
+    {"key": "e4m3-per-head", "value": "e4m3-per-channel"},
     dtype="bfloat16",
     replaces="scale_values",
     source="calibrated scales in a float of 6 bits",
@@ -99,7 +96,7 @@ def inverse_scales(correct: Library, operand: Quantized) -> Numbers:
 
 @_mutant("scale of the block before", "mxfp8", replaces="scale_values", source="an index of blocks that is one too low")
 def previous_block(correct: Library, operand: Quantized) -> Numbers:
-    """Each block gets the scale of the block before, the first one that of the last."""
+    """Each block gets the scale of the one before, the first that of the last."""
     return np.roll(Library.scale_values(correct, operand), 1, -1)
 
 
@@ -142,7 +139,7 @@ def transposed_scales(correct: Library, operand: Quantized) -> Numbers:
     source="one layout of blocks for keys and values",
 )
 def wrong_axis(correct: Library, operand: Quantized) -> Numbers:
-    """Each scale is applied to 32 channels of a token, not to a channel of 32 tokens."""
+    """Scales are applied to 32 channels of a token, not to one of 32 tokens."""
     shape = operand.scales.shape
     turned = operand.scales.reshape(*shape[:-2], shape[-2] * 32, shape[-1] // 32)
     return Library.dequantize(correct, replace(operand, scales=turned))
@@ -168,12 +165,12 @@ def wrong_bias(correct: Library, operand: Quantized) -> Numbers:
 )
 def scale_after_softmax(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Scores come from the codes of keys; their scale multiplies the output."""
-    key = arguments["key"]
-    if not isinstance(key, Quantized):
+    keys = at(arguments, key(operation))
+    if not isinstance(keys, Quantized):
         return Library.prepare(correct, operation, arguments)
-    prepared = Library.prepare(correct, operation, {**arguments, "key": replace(key, scales=np.ones_like(key.scales))})
-    prepared["value"] = prepared["value"] * key.scales
-    return prepared
+    codes = replace(keys, scales=np.ones_like(keys.scales))
+    prepared = Library.prepare(correct, operation, changed(arguments, {key(operation): codes}))
+    return changed(prepared, {value(operation): at(prepared, value(operation)) * keys.scales})
 
 
 # Codes ----------------------------------------------------------------------------------------------------------------

@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Library, Numbers
-from attnspec.conformance.mutants.roles import Arguments
+from attnspec.conformance.mutants.roles import Arguments, at, changed, query, value
 from attnspec.conformance.rediscovered.registry import rediscovered
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.quantized import Quantized
 from attnspec.spec.kernels import GroupedQueryAttention, VariableLengthAttention
 
 EXACT = ("quantization.operands-are-exact",)
-
-CACHE = {"key": "e4m3-per-tensor", "value": "e4m3-per-tensor"}
-"""Formats of a cache in FP8 beside a query in 16 bits."""
 
 
 @rediscovered(
@@ -30,7 +27,7 @@ CACHE = {"key": "e4m3-per-tensor", "value": "e4m3-per-tensor"}
     dtype="bfloat16",
     breaks=EXACT,
     replaces="scale_values",
-    operand_formats=(CACHE,),
+    operand_formats=({"key": "e4m3-per-tensor", "value": "e4m3-per-tensor"},),
     differentiable=False,
 )
 def scales_of_blocks_only(correct: Library, operand: Quantized) -> Numbers:
@@ -47,7 +44,7 @@ def scales_of_blocks_only(correct: Library, operand: Quantized) -> Numbers:
     dtype="bfloat16",
     breaks=EXACT,
     replaces="scale_values",
-    operand_formats=(CACHE,),
+    operand_formats=({"key": "e4m3-per-tensor", "value": "e4m3-per-tensor"},),
     differentiable=False,
 )
 def scales_of_1(correct: Library, operand: Quantized) -> Numbers:
@@ -68,9 +65,10 @@ def scales_of_1(correct: Library, operand: Quantized) -> Numbers:
 )
 def scaled_query_scaled_again(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """A query that is already dequantised is multiplied by its scale once more."""
-    query = arguments["query"]
-    twice = replace(query, scales=query.scales**2) if isinstance(query, Quantized) else query
-    return Library.prepare(correct, operation, {**arguments, "query": twice})
+    path = query(operation)
+    x = at(arguments, path)
+    twice = replace(x, scales=x.scales**2) if isinstance(x, Quantized) else x
+    return Library.prepare(correct, operation, changed(arguments, {path: twice}))
 
 
 @rediscovered(
@@ -86,10 +84,11 @@ def scaled_query_scaled_again(correct: Library, operation: Operation, arguments:
 )
 def swizzled_scales_of_values(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Block scales of values are exchanged within groups of four tokens; those of keys are right."""
-    value = arguments["value"]
-    if not isinstance(value, Quantized):
+    values = at(arguments, value(operation))
+    if not isinstance(values, Quantized):
         return Library.prepare(correct, operation, arguments)
-    scales = value.scales
+    scales = values.scales
     groups = scales.reshape(*scales.shape[:-2], scales.shape[-2] // 4, 4, scales.shape[-1])
     swizzled = groups.swapaxes(-1, -2).reshape(scales.shape)
-    return Library.prepare(correct, operation, {**arguments, "value": replace(value, scales=swizzled)})
+    changes = {value(operation): replace(values, scales=swizzled)}
+    return Library.prepare(correct, operation, changed(arguments, changes))

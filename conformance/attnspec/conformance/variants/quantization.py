@@ -7,6 +7,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.mutants.roles import at, key, mask_of, query, value
 from attnspec.conformance.variants.precisions import in_format
 from attnspec.conformance.variants.registry import variant
 from attnspec.spec.attention import ScaledDotProductAttention
@@ -60,15 +61,15 @@ class ScaledAfterwards(Library):
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
         """Compute with codes where the operands are quantised."""
         arguments = self.bind_arguments(operation, args, kwargs)
-        query, key, value = (arguments[name] for name in ("query", "key", "value"))
-        if not isinstance(query, Quantized):
+        q, k, v = (at(arguments, path(operation)) for path in (query, key, value))
+        if not isinstance(q, Quantized):
             return Library.call(self, operation, *args, **kwargs)
-        formulas, width = self.formulas, query.shape[-1]
-        codes = [x.codes.astype(np.float32) for x in (query, key, value)]
-        scores = formulas.dot_scores(codes[0], codes[1]) * query.scales * key.scales.swapaxes(-1, -2)
-        scores = formulas.scale_scores(scores, width)
-        output = formulas.attend(scores, codes[2], arguments.get("mask"), arguments.get("causal", False))
-        return self.finish(operation, output * value.scales, arguments)
+        formulas, codes = self.formulas, [x.codes.astype(np.float32) for x in (q, k, v)]
+        scores = formulas.dot_scores(codes[0], codes[1]) * q.scales * k.scales.swapaxes(-1, -2)
+        scores = formulas.scale_scores(scores, q.shape[-1])
+        causal = bool(arguments.get(operation.flag or "", False))
+        output = formulas.attend(scores, codes[2], mask_of(operation, arguments), causal)
+        return self.finish(operation, output * v.scales, arguments)
 
 
 class _FewBits(Formulas):

@@ -180,7 +180,7 @@ def rounded(x: Any, dtype: str) -> Any:
 def strided_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A writable copy with the same strides, except that negative ones become positive."""
     itemsize = array.dtype.itemsize
-    unknown_to_numpy = itemsize == 1 and array.dtype.kind == "f"  # ``as_strided`` has no floats of 8 bits
+    unknown_to_numpy = itemsize == 1 and is_float(array)  # ``as_strided`` has no floats of 8 bits
     if array.size == 0 or unknown_to_numpy or any(stride % itemsize for stride in array.strides):
         return array.copy()
     strides = tuple(map(abs, array.strides))
