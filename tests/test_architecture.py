@@ -365,7 +365,7 @@ IMPORTED = {
     "attnspec.spec": name_set(
         """SPEC_VERSION OPERATIONS CHAPTERS LAWS QUESTIONS ERRATA Operation Law Erratum laws operation
         Array Axis Role Kind Dim Leaf Option Branch bind ShapeError
-        Backend Converts Differentiates implements Limits Semantics Precision precision"""
+        Backend Converts Differentiates implements Limits Semantics Precision precision Quantized"""
     ),
     "attnspec.reference": name_set("REFERENCE arithmetic choice choosing defines name overridable two_point_design"),
     "attnspec.backends.bases.torch": name_set(

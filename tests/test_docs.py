@@ -208,6 +208,23 @@ def test_the_page_on_judging_shows_what_is_printed(capsys: pytest.CaptureFixture
         assert number.sub("#", capsys.readouterr().out) == number.sub("#", shown)
 
 
+def test_the_page_on_quantised_operands_shows_what_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    one_result, adapter = re.findall(r"```python\n(.*?)```", read("docs/quantised.md"), re.DOTALL)
+    (shown,) = re.findall(r"```\n(scaled_dot.*?)\n```", read("docs/quantised.md"), re.DOTALL)
+    exec(one_result, {})
+    number = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
+    assert number.sub("#", shown) in number.sub("#", capsys.readouterr().out)
+    (tmp_path / "cache.py").write_text(adapter, encoding="utf-8")
+    command = [sys.executable, "-m", "attnspec.conformance.cli", "check", "cache.py:backend"]
+    command += ["--law", "quantization.operands-are-exact"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 of 1 laws hold" in done.stdout
+
+
 def test_the_examples_of_the_pytorch_backend_print_what_their_comments_say(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     examples = re.findall(r"```python\n(.*?)```", read("docs/pytorch.md"), re.DOTALL)

@@ -78,6 +78,21 @@ def test_conversion_keeps_empty_and_scalar_shapes(base: Any, shape: tuple[int, .
     assert base.to_numpy(base.from_numpy(np.ones(shape), device="cpu")).shape == shape
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
+def test_tensors_of_8_bits_hold_the_same_bits(name: str) -> None:
+    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4).view(getattr(ml_dtypes, name))
+    tensor = Tensors().from_numpy(array, device="cpu")
+    assert tensor.dtype is getattr(torch, name)
+    np.testing.assert_array_equal(tensor.view(torch.uint8).numpy(), array.view(np.uint8))
+
+
+def test_tensors_of_4_bits_hold_two_codes_in_a_byte() -> None:
+    array = np.arange(16, dtype=np.uint8).reshape(2, 8).view(ml_dtypes.float4_e2m1fn)
+    tensor = Tensors().from_numpy(array, device="cpu")
+    assert tensor.dtype is torch.float4_e2m1fn_x2
+    assert tensor.view(torch.uint8)[0].tolist() == [0x10, 0x32, 0x54, 0x76]
+
+
 def test_strides_survive_conversion() -> None:
     for array in layouts(np.arange(24.0).reshape(2, 3, 4)):
         elements = tuple(abs(stride) // 8 for stride in array.strides)

@@ -14,7 +14,7 @@ from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.reference.budget.gradients import gradients
 from attnspec.reference.normalization import log_softmax
 from attnspec.spec.contract.operation import OPERATIONS
-from attnspec.spec.contract.precision import CLASSES, DeclaredPrecision, Precision
+from attnspec.spec.contract.precision import CLASSES, MODIFIERS, DeclaredPrecision, Precision
 from attnspec.spec.contract.tree import flatten
 from attnspec.spec.transformer import LayerNormParameters
 
@@ -458,3 +458,75 @@ def test_the_logarithm_of_a_sum_errs_as_much_as_its_greatest_score() -> None:
     logarithms = judged(REFERENCE["grouped_query_attention"], arguments, CLASSES["ieee32"])[1]
     scores = judged(REFERENCE["scaled_dot_scores"], {x: arguments[x] for x in ("query", "key")}, CLASSES["ieee32"])
     assert (logarithms.budget >= scores.budget.min() / 2).all()
+
+
+@pytest.mark.parametrize("name", ["dot_scores", "attention_pooling"])
+def test_codes_times_scales_may_be_rounded_to_float32(name: str) -> None:
+    """Code and scale have 31 bits together; a kernel in float32 keeps 24."""
+    rng = np.random.default_rng(0)
+
+    def operand(*shape: int) -> Array:
+        scales = rng.uniform(0.5, 1, (*shape[:-1], 1)).astype(np.float32)
+        return rng.integers(-127, 128, shape) * scales.astype(np.float64)
+
+    first, second = list(OPERATIONS[name].call.names)[:2]
+    left = operand(2000, 1, 1) if name == "dot_scores" else rng.exponential(size=(2000, 1, 5)).astype(np.float32)
+    arguments = {first: left, second: operand(2000, 5, 1)}
+    oracle = judged(REFERENCE[name], arguments, CLASSES["ieee32"])
+    got = REFERENCE[name](**{path: x.astype(np.float32) for path, x in arguments.items()})
+    assert 0.2 < largest_ratio(got, oracle) <= 1
+
+
+def stored_weights(name: str, x: Array) -> Array:
+    """Numbers from 0 to 1 rounded as one of the modifiers of weights says."""
+    if name == "weights-int8":
+        return np.asarray(np.rint(x * 127) / 127)
+    if name == "weights-mxfp8":
+        return np.asarray(in_blocks(x, ml_dtypes.float8_e4m3fn))
+    if name == "weights-nvfp4":
+        scale = (x.max(-1, keepdims=True) / 6).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        scale = np.maximum(scale, 2.0**-40)  # a scale of 0 makes all numbers of its block 0
+        return np.asarray(np.clip(x / scale, 0, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float64) * scale)
+    kind = ml_dtypes.float8_e4m3fn if name == "weights-e4m3" else ml_dtypes.float8_e5m2
+    return x.astype(kind).astype(np.float64)
+
+
+@pytest.mark.parametrize("name", [name for name in MODIFIERS if name.startswith("weights-")])
+def test_weights_in_few_bits_err_by_their_roundoff_or_by_a_step_of_the_largest(name: str) -> None:
+    p = MODIFIERS[name](CLASSES["ieee32"])
+    x = np.concatenate([np.linspace(0, 1, 32 * 4001), 2.0 ** np.linspace(-24, 0, 32 * 4001)]).reshape(-1, 32)
+    x[:, 0] = 1.0
+    x[::2] *= np.linspace(0.01, 1, len(x[::2]))[:, None]  # blocks below the largest of their row, 1
+    error = np.abs(stored_weights(name, x) - x)
+    allowed = np.maximum(p.weights * x, p.weights_scaled)
+    assert (error <= allowed * (1 + 1e-9)).all()
+    assert (error > 0.99 * p.weights_scaled).any()
+    assert p.weights == 0 or (error > 0.7 * p.weights * x)[x > 16 * p.weights_scaled].any()
+
+
+@pytest.mark.parametrize("name", [name for name in MODIFIERS if name.startswith("weights-")])
+@pytest.mark.parametrize("keys", [1, 2, 64, 1024])
+def test_attention_with_weights_in_few_bits_stays_within_its_budget(name: str, keys: int) -> None:
+    p = MODIFIERS[name](CLASSES["ieee32"])
+    rng = np.random.default_rng(keys)
+    ratios = []
+    for case in range(12):
+        query, key, value = (rng.standard_normal((1 + 4096 // keys, n, 16)) for n in (4, keys, keys))
+        # One key that outweighs many equal ones, constant values, peaked and flat rows.
+        key = key * (0.1, 1, 3)[case % 3] if case < 6 else np.where(np.arange(keys)[:, None] > 0, 0.0, query[:, :1])
+        value = np.abs(value) if case % 2 else value
+        arguments = {
+            "query": query.astype(np.float32),
+            "key": key.astype(np.float32),
+            "value": value.astype(np.float32),
+        }
+        oracle = judged(REFERENCE["scaled_dot_product_attention"], arguments, p)
+        scores = query.astype(np.float32) @ key.astype(np.float32).swapaxes(-1, -2) / np.float32(4)
+        exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+        padded = np.pad(exponentials, [(0, 0), (0, 0), (0, -keys % 32)])
+        blocks = np.maximum(padded.reshape(-1, 32).astype(np.float64), 1e-30)  # the scale of zeros would be 0
+        stored = stored_weights(name, blocks).reshape(padded.shape)[..., :keys].astype(np.float32)
+        got = stored @ value.astype(np.float32) / exponentials.sum(-1, keepdims=True)
+        ratios.append(largest_ratio(got, oracle))
+    assert max(ratios) <= 1, ratios
+    assert max(ratios) > 0.1 or keys == 1

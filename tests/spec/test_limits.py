@@ -69,6 +69,16 @@ def test_gradients_are_those_of_all_operations_or_of_some() -> None:
     assert (some.gives_gradients("softmax"), some.gives_gradients("layer_norm")) == (True, False)
 
 
+def test_formats_of_operands_are_those_of_all_or_of_each() -> None:
+    declared = Limits.of({"operand_formats": {"dot_scores": ["mxfp8", {"key": "int8-per-token"}]}})
+    assert declared.formats_of("dot_scores") == ("mxfp8", (("key", "int8-per-token"),))
+    assert declared.formats_of("softmax") == ()
+    # As a backend's process sends them: mappings as pairs, tuples as lists.
+    sent = {"operand_formats": [["dot_scores", ["mxfp8", [["key", "int8-per-token"]]]]]}
+    assert Limits.of({name: tuple(x) for name, x in sent.items()}) == declared
+    assert isinstance(hash(declared), int)
+
+
 FIELDS = ", ".join(f.name for f in fields(Limits))
 
 
@@ -107,6 +117,15 @@ FIELDS = ", ".join(f.name for f in fields(Limits))
      "limits dtypes_by_operation: expected a mapping from operations to dtypes; got 'layer_norm'"),
     ({"dtypes_by_operation": {"layer_norm": ("float16",)}},
      "limits dtypes_by_operation: layer_norm: expected some of float64, float32; got ('float16',)"),
+    ({"operand_formats": ("mxfp8",)},
+     "limits operand_formats: expected a mapping from operations to tuples of formats; got ('mxfp8',)"),
+    ({"operand_formats": {"softmax": "mxfp8"}},
+     "limits operand_formats: softmax: expected a tuple of formats; got 'mxfp8'"),
+    ({"operand_formats": {"softmax": (8,)}},
+     "limits operand_formats: expected a format, or a mapping from arguments to formats; got 8"),
+    ({"operand_formats": {"softmax": ("mxfp9",)}},
+     "limits operand_formats: operand format: expected e4m3, e5m2 or int8, with -per- and tensor, head, token or "
+     "channel or such as 64-tokens; or mxfp8 or nvfp4, alone or with -along-tokens; got 'mxfp9'"),
     ({"dtype": ("float32",)}, f"limits: expected fields among {FIELDS}; got dtype"),
     ({"sizes": 1, "heads": 2}, f"limits: expected fields among {FIELDS}; got heads, sizes"),
     ("float32", "limits: expected Limits or a mapping; got str"),

@@ -20,6 +20,7 @@ from attnspec.spec.contract.operation import OPERATIONS as OPERATIONS
 from attnspec.spec.contract.operation import Operation as Operation
 from attnspec.spec.contract.precision import Precision as Precision
 from attnspec.spec.contract.precision import precision as precision
+from attnspec.spec.contract.quantized import Quantized as Quantized
 from attnspec.spec.contract.registration import operation as operation
 from attnspec.spec.contract.semantics import QUESTIONS as QUESTIONS
 from attnspec.spec.contract.semantics import Semantics as Semantics

@@ -30,17 +30,29 @@ def default_device(device: str) -> AbstractContextManager[Any]:
 def from_numpy(array: NDArray, *, device: str) -> Tensor:
     """Return a copy with the same dtype, and on the CPU the same strides.
 
-    bfloat16 is that of ``ml_dtypes``. ``ValueError`` for a device that does not exist; it lists those that do.
+    bfloat16 and floats of 8 bits are those of ``ml_dtypes``; of its float4, two become a byte of ``float4_e2m1fn_x2``.
+    ``ValueError`` for a device that does not exist; it lists those that do.
     """
     if device != "cpu":
         try:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, NotImplementedError):
             raise ValueError(f"device: expected one of {', '.join(devices())}; got {device!r}") from None
-    copy = strided_copy(array)
-    narrow = copy.dtype == ml_dtypes.bfloat16
-    tensor = torch.from_numpy(copy.view(np.int16)).view(torch.bfloat16) if narrow else torch.from_numpy(copy)
+    tensor = _as_tensor(strided_copy(array))
     return tensor if device == "cpu" else tensor.to(device)
+
+
+def _as_tensor(array: NDArray) -> Tensor:
+    """A tensor of the same memory, or of packed codes of float4."""
+    name = array.dtype.name
+    if name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if name == "float4_e2m1fn":
+        codes = array.view(np.uint8)
+        return torch.from_numpy(codes[..., ::2] | codes[..., 1::2] << 4).view(torch.float4_e2m1fn_x2)
+    if name.startswith("float8"):
+        return torch.from_numpy(array.view(np.uint8)).view(getattr(torch, name))
+    return torch.from_numpy(array)
 
 
 def to_numpy(array: Tensor) -> NDArray:

@@ -2,9 +2,11 @@
 
 from math import frexp
 
+import numpy as np
+
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.spec.contract.axes import ScoreEffect
-from attnspec.spec.contract.precision import CLASSES, MODIFIERS, precision
+from attnspec.spec.contract.precision import CLASSES, precision
 
 MIN_USED_BUDGET = 2.0**-5
 """Smallest error ratio under a class that is evidence for the class.
@@ -15,8 +17,8 @@ Implementations of a class use a tenth of its budget or more. Errors far below w
 EIGHT_BITS = 2.0**-4
 """Smallest unit roundoff of 8-bit operands."""
 
-EXPLAINING_MODIFIERS = [modifier for modifier in MODIFIERS if modifier not in ("truncating", "short-sums")]
-"""Modifiers that may explain errors; ``truncating`` is left out for the reason in :func:`wider_classes`."""
+EXPLAINING_MODIFIERS = ("fast-tanh", "one-pass-variance")
+"""Modifiers that may explain errors; :func:`wider_classes` says why the others may not."""
 
 
 def wider_classes(declared: str, dtype: str) -> list[str]:
@@ -46,8 +48,11 @@ def explaining_classes(declared: str, dtype: str, exactly_scaled: bool) -> list[
 def has_exact_scale(arguments: Arguments) -> bool:
     """Return True if scaling queries rounds nothing, since the scale is a power of 2.
 
-    1/√d is one if d is a power of 4. False if scores are not products of the passed queries and keys.
+    1/√d is one if d is a power of 4. False if scores are not products of the passed queries and keys. False for doubles
+    too: these are values of quantised operands, which a kernel may round to its dtype before any scale.
     """
+    if any(x.dtype == np.float64 for _, x in arguments.floats):
+        return False
     operation, scale_option = arguments.operation, arguments.operation.part(ScoreEffect.SCALE)
     widths = {leaf.core[-1].factors for leaf in (*operation.queries, *operation.attended[:1]) if leaf.core}
     if len(widths) != 1 or not operation.queries:
@@ -66,4 +71,5 @@ def _allowed(name: str) -> tuple[float, ...]:
     """Return the unit roundoffs of the roundings that a class allows."""
     p = precision(name)
     one_pass = p.accumulation * p.one_pass
-    return (p.accumulation, p.operand, p.inputs, p.stored, p.weights, p.output, p.tanh, p.bias, one_pass)
+    of_weights = p.weights, p.weights_scaled
+    return (p.accumulation, p.operand, p.inputs, p.stored, *of_weights, p.output, p.tanh, p.bias, one_pass)

@@ -32,11 +32,15 @@ EXTENDED_DTYPES = {
     (11, 8): ml_dtypes.float8_e4m3fnuz,
     (12, 8): ml_dtypes.float8_e5m2,
     (13, 8): ml_dtypes.float8_e5m2fnuz,
+    (14, 8): ml_dtypes.float8_e8m0fnu,
 }
 """Dtypes that NumPy lacks, by DLPack's type code and number of bits."""
 
-EIGHT_BITS = {np.dtype(dtype).name for (_, bits), dtype in EXTENDED_DTYPES.items() if bits == 8}
-"""Names of the 8-bit dtypes."""
+EIGHT_BITS = {np.dtype(dtype).name for (code, bits), dtype in EXTENDED_DTYPES.items() if bits == 8 and code != 14}
+"""Names of the 8-bit dtypes, except that of scales, which are powers of 2."""
+
+PACKED_FLOAT4 = (17, 4, 2)
+"""DLPack's type code, bits and lanes of two codes of float4 in a byte."""
 
 
 class _Device(ctypes.Structure):
@@ -106,10 +110,11 @@ def _array_of_capsule(capsule: Any) -> Numbers:
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     tensor = _Tensor.from_address(pointer(capsule, b"dltensor"))
-    dtype = _dtype(tensor.dtype)
+    packed = (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes) == PACKED_FLOAT4
+    dtype = np.dtype(np.uint8) if packed else _dtype(tensor.dtype)
     shape = tuple(tensor.shape[: tensor.ndim])
     if 0 in shape:
-        return np.empty(shape, dtype)
+        return _unpacked(np.empty(shape, dtype)) if packed else np.empty(shape, dtype)
     strides = tuple(s * dtype.itemsize for s in tensor.strides[: tensor.ndim]) if tensor.strides else None
     interface = {
         "version": 3,
@@ -118,7 +123,14 @@ def _array_of_capsule(capsule: Any) -> Numbers:
         "strides": strides,
         "typestr": f"|V{dtype.itemsize}",  # bytes, since this interface has no bfloat16
     }
-    return np.asarray(_BorrowedMemory(capsule, interface)).view(dtype)
+    array = np.asarray(_BorrowedMemory(capsule, interface)).view(dtype)
+    return _unpacked(array) if packed else array
+
+
+def _unpacked(pairs: Numbers) -> Numbers:
+    """Return codes of float4 from bytes with two each, the first in the lower bits."""
+    codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], 2 * pairs.shape[-1])
+    return codes.view(ml_dtypes.float4_e2m1fn)
 
 
 def _dtype(dtype: _Dtype) -> np.dtype[Any]:

@@ -30,7 +30,7 @@ BLOCK_ROWS = 1024
 
 def step_of_weights(precision: Precision, keys: int) -> float:
     """Return the relative rounding step of exponentials, and of sums of ``keys`` exponentials."""
-    return 2 * (precision.weights + max(keys, 1) * precision.accumulation)
+    return 2 * (max(precision.weights, precision.weights_scaled) + max(keys, 1) * precision.accumulation)
 
 
 def step_of_results(precision: Precision) -> float:

@@ -10,12 +10,14 @@ import numpy as np
 from attnspec.conformance.harness.arrays import EIGHT_BITS, read
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import NARROW, is_float, numpy_dtype
+from attnspec.conformance.inputs.quantization import exact_values
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.running.selection import unknown_name
 from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.precision import DEFAULTS
+from attnspec.spec.contract.quantized import Quantized
 from attnspec.spec.contract.shapes import ShapeError, bind, results
 from attnspec.spec.contract.tree import (
     Branch,
@@ -30,6 +32,9 @@ from attnspec.spec.contract.tree import (
     pair_leaves,
 )
 
+QUANTIZED = "dtypes of quantised operands"
+"""Key of the arguments' memo: by path, the dtype that a quantised operand stands for."""
+
 
 def operation_named(name: str, who: str) -> Operation:
     """Return the operation of this name; ``ValueError`` if unknown, ``TypeError`` if not a string."""
@@ -41,7 +46,10 @@ def operation_named(name: str, who: str) -> Operation:
 
 
 def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Mapping[str, Any]) -> Arguments:
-    """Return the arguments as NumPy arrays; ``TypeError`` for arguments that the operation does not take."""
+    """Return the arguments as NumPy arrays; ``TypeError`` for arguments that the operation does not take.
+
+    Quantised operands become their values in double precision, which are exact.
+    """
     names = operation.call.names
     if len(positional) > len(names):
         raise TypeError(f"{operation.name}: expected at most {len(names)} arguments; got {len(positional)}")
@@ -62,10 +70,15 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
     except StructureError as error:
         raise TypeError(f"{operation.name}: {error}") from None
 
+    quantized: dict[str, str] = {}
+
     def convert(path: str, x: Any) -> Any:
         node = node_and_value[path][0] if path in node_and_value else None
         if isinstance(node, Option):
             return option(operation, node, x)
+        if isinstance(node, Leaf) and isinstance(x, Quantized):
+            quantized[path] = x.dtype
+            return _dequantized(node, x, f"{operation.name}: {path}")
         if isinstance(node, Leaf) and not (x is None and node.optional):
             return _array(node, x, f"{operation.name}: {path}")
         return x
@@ -73,7 +86,20 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
     choices = {option.path for option in operation.options}
     arrays = {name: convert(name, x) if name in choices else map_tree(x, convert, name) for name, x in values.items()}
     bind(operation, arrays)
-    return Arguments(operation, arrays)
+    arguments = Arguments(operation, arrays)
+    arguments.memo[QUANTIZED] = quantized
+    return arguments
+
+
+def _dequantized(leaf: Leaf, operand: Quantized, title: str) -> Numbers:
+    """Return a quantised operand's values; ``TypeError`` if the leaf holds no floats."""
+    if leaf.kind is not Kind.FLOAT:
+        raise TypeError(f"{title}: expected {KINDS[leaf.kind][0]}; got Quantized")
+    if operand.dtype not in DEFAULTS:
+        raise ValueError(f"{title}: dtype: expected one of {', '.join(DEFAULTS)}; got {operand.dtype!r}")
+    codes, scales = read(operand.codes, f"{title}: codes"), read(operand.scales, f"{title}: scales")
+    of_all = None if operand.global_scale is None else read(operand.global_scale, f"{title}: global_scale")
+    return exact_values(Quantized(codes, scales, of_all), title)
 
 
 def without_results(operation: Operation, output: Any) -> Operation:
@@ -213,11 +239,14 @@ def gradients_of(operation: Operation, gradients: Any, arguments: Arguments, dty
 def in_one_dtype(operation: Operation, arguments: Arguments, outputs: Results | None = None) -> tuple[str, Arguments]:
     """Return the dtype for judging, and the arguments with 8-bit floats converted to it.
 
-    It is the common dtype of all float arrays, or that of the results if inputs have 8 bits. Beside 16-bit arrays,
-    arrays added to scores, such as a bias, may be float32. Errors: ``TypeError`` for any other mixture.
+    It is the common dtype of all float arrays. If these have 8 bits or are quantised, it is that of the results, or the
+    one that quantised operands stand for. Beside 16-bit arrays, arrays added to scores, such as a bias, may be float32.
+    Errors: ``TypeError`` for any other mixture.
     """
-    dtypes = {leaf.path: str(x.dtype.name) for leaf, x in arguments.floats}
-    of_result = str(outputs[operation.leading.path].dtype.name) if outputs else "float32"
+    quantized: Mapping[str, str] = arguments.memo.get(QUANTIZED, {})
+    dtypes = {leaf.path: str(x.dtype.name) for leaf, x in arguments.floats if leaf.path not in quantized}
+    of_result = next(iter(quantized.values()), "float32")
+    of_result = str(outputs[operation.leading.path].dtype.name) if outputs else of_result
     narrow = {path for path, dtype in dtypes.items() if dtype in EIGHT_BITS}
     if narrow and narrow >= dtypes.keys() - operation.parts.keys():
         if of_result not in DEFAULTS:
@@ -228,7 +257,7 @@ def in_one_dtype(operation: Operation, arguments: Arguments, outputs: Results | 
         dtypes |= dict.fromkeys(narrow, of_result)
     if not dtypes:
         return of_result, arguments
-    main_dtypes = {dtype for path, dtype in dtypes.items() if path not in operation.parts}
+    main_dtypes = {dtype for path, dtype in dtypes.items() if path not in operation.parts} or {of_result}
     wider = {"float32"} if main_dtypes <= NARROW else set()
     if len(main_dtypes) > 1 or not main_dtypes <= set(DEFAULTS) or not set(dtypes.values()) <= main_dtypes | wider:
         got = ", ".join(f"{path} in {dtype}" for path, dtype in dtypes.items())

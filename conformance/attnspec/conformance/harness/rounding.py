@@ -25,13 +25,19 @@ PHASES = 8
 UNIT_OF_DOUBLE = 2.0**-53
 
 
-def nearest(x: Numbers, unit: float) -> Numbers:
-    """Round to a format with this unit roundoff; with 0, return the numbers unchanged."""
-    if not unit:
-        return x
-    bits = round(-log2(unit))
-    mantissa, exponent = np.frexp(x)
-    return np.asarray(np.ldexp(np.rint(np.ldexp(mantissa, bits)), exponent - bits))
+def nearest(x: Numbers, unit: float, step: Numbers | float = 0.0) -> Numbers:
+    """Round by this unit roundoff, or to multiples of ``step`` where that is coarser.
+
+    With 0 nothing is rounded.
+    """
+    rounded_numbers = x
+    if unit:
+        bits = round(-log2(unit))
+        mantissa, exponent = np.frexp(x)
+        rounded_numbers = np.ldexp(np.rint(np.ldexp(mantissa, bits)), exponent - bits)
+    if not np.any(step):
+        return np.asarray(rounded_numbers)
+    return np.asarray(np.where(2 * unit * np.abs(x) < step, np.rint(x / step) * step, rounded_numbers))
 
 
 class WeightsRounded(Statistical):
@@ -56,7 +62,8 @@ class WeightsRounded(Statistical):
     @classmethod
     def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
         """Return the rounded weights, which multiply the values."""
-        return nearest(weights * cls.phase, precision.weights) / cls.phase
+        step = 2 * precision.weights_scaled * cls.phase * _largest(weights)
+        return nearest(weights * cls.phase, precision.weights, step) / cls.phase
 
 
 class ExponentialsRounded(WeightsRounded):
@@ -66,7 +73,7 @@ class ExponentialsRounded(WeightsRounded):
     def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
         """Round weights relative to the largest of their row, which is 1."""
         largest = _largest(weights)
-        return nearest(weights / largest, precision.weights) * largest
+        return nearest(weights / largest, precision.weights, 2 * precision.weights_scaled) * largest
 
 
 def _largest(weights: Numbers) -> Numbers:
@@ -99,7 +106,7 @@ ROUNDINGS_OF_SUMS: Sequence[type[WeightsRounded]] = (WeightsRounded, *_phases_of
 
 def weight_roundings(precision: Precision) -> Sequence[type[WeightsRounded]]:
     """Return the kinds of weight rounding in implementations of a class."""
-    return ROUNDINGS_OF_STORED if precision.weights else ROUNDINGS_OF_SUMS
+    return ROUNDINGS_OF_STORED if precision.weights or precision.weights_scaled else ROUNDINGS_OF_SUMS
 
 
 def rounded(subject: Subject, arguments: Arguments, rounding: type[WeightsRounded]) -> Numbers:

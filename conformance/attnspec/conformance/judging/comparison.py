@@ -13,6 +13,12 @@ from attnspec.reference.budget.error_array import UNKNOWN
 INFORMATIVE = 0.03
 """An element whose budget exceeds this fraction of the largest expected magnitude is not judged."""
 
+INFORMATIVE_WITH_FEW_BITS = 0.5
+"""Such a fraction for weights in 8 bits or fewer.
+
+Their roundings alone exceed 3 %. The result is linear in them, so that the propagation of errors stays valid.
+"""
+
 
 class Comparisons:
     """Comparisons of arrays, with counters of their outcomes.
@@ -31,6 +37,11 @@ class Comparisons:
     def within_budget(self) -> bool:
         """True if repeated calls may differ, by at most the sum of both budgets."""
         return False
+
+    @property
+    def widest_judged(self) -> float:
+        """The largest budget that is judged, as a fraction of the largest expected magnitude."""
+        return INFORMATIVE
 
     @property
     def shares_scales(self) -> bool:
@@ -83,7 +94,7 @@ class Comparisons:
             top = np.max(np.abs(expected), where=finite, initial=0.0)
             # Where all expected values are 0, there is no magnitude to compare with: any known budget judges. Written
             # as a negation, so that a budget of NaN is too wide.
-            too_wide = ~(budget <= (INFORMATIVE * float(top) if top > 0 else UNKNOWN / 2))
+            too_wide = ~(budget <= (self.widest_judged * float(top) if top > 0 else UNKNOWN / 2))
             ratios = np.where(too_wide, 0.0, ratios)
             ratios = np.where(finite & ~np.isfinite(wide_got), np.inf, ratios)
             exact = exactly_infinite(expected, budget)

@@ -56,6 +56,12 @@ class Contract:
         known_choices = {feature for feature in known_features if "=" in feature}
         _demand_known("limits always", "choices of an argument", limits.always, known_choices)
         _demand_known("limits dtypes_by_operation", "names of operations", dict(limits.dtypes_by_operation), OPERATIONS)
+        for operation, formats in dict(limits.operand_formats).items():
+            _demand_known("limits operand_formats", "names of operations", (operation,), OPERATIONS)
+            arguments = {leaf.path for leaf in OPERATIONS[operation].floats}
+            for by_argument in formats:
+                named = () if isinstance(by_argument, str) else dict(by_argument)
+                _demand_known(f"limits operand_formats: {operation}", "names of arguments", named, arguments)
         _demand_known("limits gradients", "names of operations", limits.gradients or (), OPERATIONS)
         semantics = DeclaredSemantics.of(on_device["semantics"], OPERATIONS)
         semantics.demand_read([OPERATIONS[name] for name in operations], OPERATIONS)

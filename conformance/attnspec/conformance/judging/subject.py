@@ -10,7 +10,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.heads import with_divided_heads
-from attnspec.conformance.judging.comparison import Comparisons
+from attnspec.conformance.judging.comparison import INFORMATIVE, INFORMATIVE_WITH_FEW_BITS, Comparisons
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent, widen
 from attnspec.conformance.judging.foreign_calls import Raised, RemoteOperation, call_safely, in_thread, placed
@@ -502,6 +502,11 @@ class Subject(Comparisons):
     def within_budget(self) -> bool:
         """True if the backend declares that repeated calls may give different bits."""
         return self.semantics.repeatability == "within-budget"
+
+    @property
+    def widest_judged(self) -> float:
+        """The largest budget that is judged, as a fraction of the largest expected magnitude."""
+        return INFORMATIVE_WITH_FEW_BITS if self.precision.weights_scaled else INFORMATIVE
 
     @property
     def shares_scales(self) -> bool:

@@ -12,7 +12,6 @@ from attnspec.conformance.inputs.attendance import with_feature_axes as add_feat
 from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.heads import with_divided_heads
-from attnspec.conformance.judging.comparison import INFORMATIVE
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.left_out import raises_without_keys
 from attnspec.conformance.judging.subject import Results, Subject
@@ -255,7 +254,7 @@ def average_tolerance(subject: Subject, arguments: Arguments, values: Numbers) -
     keys = arguments.keys_count or 0
     largest = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
     units = (2 * keys + 8) * p.accumulation + 2 * p.weights + 2 * p.operand + p.output
-    units += WIDTH * subject.oracle(arguments).level
+    units += WIDTH * subject.oracle(arguments).level + keys * p.weights_scaled
     return units * largest + 8 * (keys * p.weights_smallest * max(largest, 1.0) + p.output_smallest)
 
 
@@ -278,7 +277,7 @@ def demand_no_bias(subject: Subject, arguments: Arguments, direction: Numbers, *
     sigma = oracle.sigma
     largest = float(np.max(np.abs(oracle.value), initial=0.0))
     with np.errstate(all="ignore"):
-        usable = (oracle.budget <= INFORMATIVE * largest) & (oracle.budget > 0)
+        usable = (oracle.budget <= subject.widest_judged * largest) & (oracle.budget > 0)
         usable &= np.isfinite(got) & np.isfinite(direction)
         scaled = np.where(usable, direction / np.where(usable, sigma, 1.0), 0.0).astype(np.float64)
         information = float((scaled**2).sum())

@@ -17,7 +17,9 @@ def non_default_limits(limits: Limits) -> Iterator[str]:
         value = getattr(limits, f.name)
         if f.name in ELSEWHERE or value == f.default:
             continue
-        if f.name != "gradients":
+        if f.name == "operand_formats":
+            yield f"operand formats of {' and '.join(name for name, _ in value)}"
+        elif f.name != "gradients":
             yield f"{f.name.replace('_', ' ')} {value}"
         elif value:  # the report has a remark of its own for a backend without gradients
             yield f"gradients of {' and '.join(value)}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from attnspec.reference.budget.error_array import WIDTH, Approximate, Extremes
 from attnspec.reference.budget.joint import Joint
-from attnspec.reference.budget.numbers import Numbers, is_real
+from attnspec.reference.budget.numbers import SINGLE, Numbers, is_real
 from attnspec.reference.budget.ordered import Ordered
 from attnspec.reference.budget.rigorous import Rigorous
 from attnspec.reference.budget.sampled import deviations
@@ -61,18 +61,21 @@ def judged(
     """Return the oracle and the budget of ``formula(**arguments)`` as a :class:`Judged`.
 
     If the formula returns a tree, so does this function, with a :class:`Judged` for each array. Integers and booleans
-    have a budget of 0. ``arguments`` are NumPy arrays of the tested dtype (exact in it), numbers, flags or None, and
-    trees of these. ``wide`` is the dtype to compute in, :func:`oracle_dtype` by default. ``ordered`` follows the
-    partial sums of all sums, in several orders, where these exceed the usual estimate: several times the work.
-    ``sampled`` does so too, and also estimates the standard deviations from random samples, of which it uses the larger
-    estimate: 16 times the work.
+    have a budget of 0. ``arguments`` are NumPy arrays of the tested dtype (exact in it), or of doubles for quantised
+    operands, numbers, flags or None, and trees of these. ``wide`` is the dtype to compute in, :func:`oracle_dtype` by
+    default. ``ordered`` follows the partial sums of all sums, in several orders, where these exceed the usual estimate:
+    several times the work. ``sampled`` does so too, and also estimates the standard deviations from random samples, of
+    which it uses the larger estimate: 16 times the work.
     """
     wide = oracle_dtype(precision.dtype) if wide is None else wide
     with np.errstate(all="ignore"):
         extremes = Extremes()
         kind = Ordered if ordered or sampled else Statistical
         estimate = partial(kind, error=0.0, precision=precision, is_input=True, extremes=extremes)
-        bound = partial(Rigorous, error=0.0, precision=precision, is_input=True, extremes=extremes)
+
+        def bound(x: Numbers) -> Rigorous:
+            return Rigorous(x, _conversion_error(x, precision), precision, is_input=True, extremes=extremes)
+
         if wide == np.float64:
             joint = _run(formula, lambda x: Joint(estimate(x), bound(x)), arguments, wide)
             estimated = map_tree(joint, lambda _, x: x.estimate if isinstance(x, Joint) else x)
@@ -94,6 +97,18 @@ def judged(
             return _joined(x, errors[path], bounded[path], precision, extremes)
 
         return map_tree(estimated, join)
+
+
+def _conversion_error(x: Numbers, precision: Precision) -> Numbers | float:
+    """Error bound of operands with more bits than the accumulation, such as codes times scales.
+
+    They are exact, but a kernel rounds the product of code and scale. Standard deviations have room for it: they count
+    as many roundings as a sum has terms.
+    """
+    if precision.accumulation < SINGLE or precision.inputs:
+        return 0.0
+    inexact = x != x.astype(np.float32)
+    return np.where(inexact, precision.accumulation * np.abs(x), 0.0) if inexact.any() else 0.0
 
 
 def _numbers(result: Any) -> dict[str, Numbers]:

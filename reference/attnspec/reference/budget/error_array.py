@@ -260,6 +260,13 @@ class Approximate(DuckArray):
         return self.precision.stored if any(x.precision is not self.precision for x in factors) else 0.0
 
     @property
+    def weight_errors(self) -> Numbers:
+        """Largest rounding error of every weight in 8 bits or fewer, by steps."""
+        step = self.precision.weights_scaled * self.magnitude.max(-1, keepdims=True, initial=0.0)
+        errors: Numbers = np.minimum(step, self.magnitude)
+        return errors
+
+    @property
     def operand_step(self) -> float:
         """Half the smallest step of this array's format as an operand of a product."""
         p = self.precision

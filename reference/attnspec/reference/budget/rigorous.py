@@ -183,6 +183,9 @@ class Rigorous(Approximate):
         sums = counted.sum(-2, keepdims=True)
         self._note_peak(sums)
         underflow = b.operand_step + 4 * (keys * p.smallest + p.weights_smallest * sums)
+        if p.weights_scaled:
+            # The largest weight of a row may itself be larger than computed.
+            underflow = underflow + a.weight_errors @ counted + p.weights_scaled * moved
         error: Numbers = weighting + of_values + roundings + underflow + w.common * np.abs(value)
         return error
 

@@ -197,7 +197,13 @@ class Statistical(Approximate):
             # Equal attention weights err alike when rounded as operands. ``a.weights``: most equal weights in a row;
             # ``share``: their largest part of the row's sum, 1.
             share = np.minimum(a.weights * left.max(-1, keepdims=True, initial=0.0) ** 0.5, 1.0)
-            variance = variance + ((0.6 * (p.weights + b.operand_rounding) * share) ** 2 + shared) * double**2
+            rounding = 0.6 * (p.weights + b.operand_rounding) * share
+            if p.weights_scaled:
+                variance = variance + self._variance_of_steps(a, right)
+                # Equal weights are off by the same part of a step, however small they are.
+                largest = left.max(-1, keepdims=True, initial=0.0) ** 0.5
+                rounding = rounding + 0.6 * p.weights_scaled * a.weights * largest
+            variance = variance + (rounding**2 + shared) * double**2
         # A product of three matrices may be computed in either order. Where the terms of one order cancel, those of the
         # other may not.
         other = a.other_order(b)
@@ -216,6 +222,16 @@ class Statistical(Approximate):
         if result.value is value:  # not in `Sample`, which adds random errors: its numbers are others
             result._own_terms = equal
         return result
+
+    def _variance_of_steps(self, a: Self, squares: Numbers) -> Numbers:
+        """Variance of sums of weighted values, ``squares``, from the steps of weights in few bits.
+
+        Weights below a step err alike: those below half of it become 0. Their errors add linearly, up to a bound.
+        """
+        errors = a.weight_errors
+        below = np.where(a.magnitude <= 2 * errors.max(-1, keepdims=True, initial=0.0), errors, 0.0)
+        linear = below @ np.sqrt(squares)
+        return np.asarray((0.6 * errors) ** 2 @ squares + (linear / WIDTH) ** 2)
 
     def _softmax(self, softmax: Softmax) -> Self:
         weights, sigma, repeats, level = statistical_weights(softmax, self.error, self.precision)

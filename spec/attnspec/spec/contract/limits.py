@@ -3,10 +3,14 @@
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from attnspec.spec.contract.declared import declared_as
 from attnspec.spec.contract.precision import DEFAULTS
+from attnspec.spec.contract.quantized import operand_format
+
+Formats: TypeAlias = str | tuple[tuple[str, str], ...]
+"""Formats of one kind of call: one for all operands, or pairs of an argument and its format."""
 
 LEAST = {"multiple_of": 1, "max_batch_dims": 0, "max_length": 1, "min_length": 0, "min_batch": 0}
 """Smallest allowed value of each integer limit."""
@@ -34,6 +38,8 @@ class Limits:
     - mask, causal: True if optional masks, or the causal flag, are supported.
     - contiguous_only: True if arrays must be contiguous.
     - gradients: operations that ``vjp`` supports, None for all.
+    - operand_formats: mapping from operations to the formats of quantised operands that they take. Each is the name of
+      one format for all operands, or a mapping from arguments to formats; arguments that it leaves out are floats.
     - new_shapes: ``expensive`` if the first call with new shapes takes seconds, as where kernels are compiled for them.
     """
 
@@ -53,6 +59,7 @@ class Limits:
     causal: bool = True
     contiguous_only: bool = False
     gradients: tuple[str, ...] | None = None
+    operand_formats: Mapping[str, tuple[Any, ...]] | tuple[tuple[str, tuple[Formats, ...]], ...] = ()
     new_shapes: str = "cheap"
     always: tuple[str, ...] = ()
 
@@ -76,6 +83,7 @@ class Limits:
         for f in ("dtypes", "devices"):
             object.__setattr__(self, f, tuple(dict.fromkeys(getattr(self, f))))
         object.__setattr__(self, "dtypes_by_operation", _by_operation(self.dtypes_by_operation, self.dtypes))
+        object.__setattr__(self, "operand_formats", _formats(self.operand_formats))
         for f, least in LEAST.items():
             value = getattr(self, f)
             if value is not None or f != "max_length":
@@ -108,6 +116,10 @@ class Limits:
         """Float dtypes in which an operation is judged."""
         return dict(self.dtypes_by_operation).get(operation, self.dtypes)
 
+    def formats_of(self, operation: str) -> tuple[Formats, ...]:
+        """Formats of quantised operands that an operation takes."""
+        return dict(self.operand_formats).get(operation, ())
+
     def gives_gradients(self, operation: str) -> bool:
         """True if ``vjp`` supports an operation."""
         return self.gradients is None or operation in self.gradients
@@ -131,6 +143,34 @@ def _by_operation(declared: Any, dtypes: tuple[str, ...]) -> tuple[tuple[str, tu
             known = ", ".join(dtypes)
             raise ValueError(f"limits dtypes_by_operation: {operation}: expected some of {known}; got {own!r}")
     return tuple((name, tuple(d for d in dtypes if d in own)) for name, own in dict(declared).items())
+
+
+def _formats(declared: Any) -> tuple[tuple[str, tuple[Formats, ...]], ...]:
+    """Convert ``operand_formats`` to pairs of operation and formats."""
+    formats = _as_dict(declared, "a mapping from operations to tuples of formats")
+    for operation, of_calls in formats.items():
+        if not isinstance(of_calls, tuple | list) or not of_calls:
+            wanted = f"{operation}: expected a tuple of formats"
+            raise ValueError(f"limits operand_formats: {wanted}; got {of_calls!r}")
+    return tuple((name, tuple(map(_formats_of_call, of_calls))) for name, of_calls in formats.items())
+
+
+def _formats_of_call(declared: Any) -> Formats:
+    try:
+        if isinstance(declared, str):
+            return operand_format(declared).name
+        by_argument = _as_dict(declared, "a format, or a mapping from arguments to formats")
+        return tuple((str(argument), operand_format(name).name) for argument, name in by_argument.items())
+    except ValueError as error:
+        message = str(error)
+        raise ValueError(message if message.startswith("limits") else f"limits operand_formats: {message}") from None
+
+
+def _as_dict(declared: Any, expected: str) -> dict[str, Any]:
+    try:
+        return dict(declared)
+    except (TypeError, ValueError):
+        raise ValueError(f"limits operand_formats: expected {expected}; got {declared!r}") from None
 
 
 def _integer(field: str, value: Any, least: int) -> int:

@@ -34,6 +34,7 @@ class Precision:
     - inputs_smallest: of input operands (0: their format is not changed).
     - scaled: of all operands but weights, as a fraction of the largest number of the operand's array (0: stored without
       a scale).
+    - weights_scaled: of weights in 8 bits or fewer, as a fraction of the largest weight of their row (0: in more bits).
 
     largest: the magnitude that no intermediate may exceed, nor an operand stored in another format. Beyond it, inputs
     lie outside the domain.
@@ -54,6 +55,7 @@ class Precision:
     output_smallest: float = _TINY_SINGLE
     inputs_smallest: float = 0.0
     scaled: float = 0.0
+    weights_scaled: float = 0.0
     largest: float = 2.0**127
 
     @property
@@ -89,6 +91,11 @@ def _scaled_eight_bits(base: Precision) -> Precision:
     """
     u, step = 2.0**-3, 2.0**-18
     return replace(base, inputs=u, operand=u, weights=u, weights_smallest=step, scaled=step)
+
+
+def _with_weights(base: Precision, u: float, step: float) -> Precision:
+    """Round weights to fewer bits before they multiply the values; ``step`` is relative to a row's largest."""
+    return replace(base, weights=max(base.weights, u), weights_scaled=step)
 
 
 _MIXED_BFLOAT16 = _mixed("bfloat16", _BFLOAT16, _TINY_SINGLE, 2.0**127)
@@ -130,6 +137,15 @@ MODIFIERS: Mapping[str, Callable[[Precision], Precision]] = {
     "fast-tanh": lambda p: replace(p, tanh=2.0**-11),
     "one-pass-variance": lambda p: replace(p, one_pass=True),
     "short-sums": lambda p: replace(p, accumulation=max(p.accumulation, 2.0**-13)),
+    # Exponentials are at most 1. Unscaled, half the smallest step is 2⁻¹⁰ in E4M3 and 2⁻¹⁷ in E5M2; a scale shrinks it.
+    "weights-e4m3": lambda p: _with_weights(p, 2.0**-4, 2.0**-10),
+    "weights-e5m2": lambda p: _with_weights(p, 2.0**-3, 2.0**-17),
+    # 127 steps of equal size up to the largest weight of a row or block.
+    "weights-int8": lambda p: _with_weights(p, 0.0, 1 / 254),
+    # Blocks of E4M3 whose scale, a power of 2, brings their largest weight to 2⁸ at least and clips it above 448.
+    "weights-mxfp8": lambda p: _with_weights(p, 2.0**-3, 2.0**-18),
+    # Blocks of E2M1, whose numbers are 0, ½, 1, 1½, 2, 3, 4, 6 times a scale. The scale is rounded to E4M3, by 1/16.
+    "weights-nvfp4": lambda p: _with_weights(p, 2.0**-2, (1 + 2.0**-4) * 0.25 / 6),
 }
 
 DEFAULTS: Mapping[str, str] = {

@@ -1,4 +1,7 @@
-"""Laws, a module per chapter; ``operation``, ``semantics``, ``sizes``, ``storage`` and ``training`` span chapters."""
+"""Laws, a module per chapter.
+
+``operation``, ``quantization``, ``semantics``, ``sizes``, ``storage`` and ``training`` span chapters.
+"""
 
 from attnspec.spec.laws import (
     attention,
@@ -22,6 +25,9 @@ from attnspec.spec.laws import (
     vision,
 )
 
+# Last, since the position of a law decides on which examples it is checked.
+from attnspec.spec.laws import quantization  # isort: skip
+
 __all__ = [
     "attention",
     "complexity",
@@ -33,6 +39,7 @@ __all__ = [
     "operation",
     "pooling",
     "positional",
+    "quantization",
     "recurrent",
     "scoring",
     "semantics",

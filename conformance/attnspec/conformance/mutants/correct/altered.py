@@ -21,7 +21,8 @@ class Altered:
     ``operations`` differ at ``dtypes``; operations with a boolean result or without float inputs have no choice of
     dtype. ``alteration`` replaces the step ``replaces`` of :class:`Formulas` or :class:`Library`; if it is a subclass
     of one of them, ``replaces`` is empty. ``declares`` holds the semantics that the backend declares, ``precision``
-    its accuracy classes if they are not the defaults.
+    its accuracy classes if they are not the defaults, ``operand_formats`` the formats of quantised operands that its
+    operations take.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Altered:
     dtypes: tuple[str, ...] = ("float32",)
     declares: Mapping[str, Any] = field(default_factory=dict)
     precision: Mapping[str, Any] | None = None
+    operand_formats: tuple[Any, ...] = ()
     differentiable: bool = True
 
     def __post_init__(self) -> None:
@@ -61,6 +63,7 @@ class Altered:
             "dtypes": self.dtypes,
             "semantics": dict(self.declares),
             "precision": self.precision,
+            "operand_formats": dict.fromkeys(self.operations, self.operand_formats) if self.operand_formats else None,
             "differentiable": self.differentiable,
         }
         if issubclass(altered, Formulas):

@@ -14,6 +14,7 @@ from attnspec.conformance.mutants.correct.formulas import Formulas
 from attnspec.conformance.mutants.correct.tape import Tape, gradients
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS, Operation
+from attnspec.spec.contract.quantized import Quantized
 from attnspec.spec.contract.semantics import Semantics
 from attnspec.spec.contract.shapes import bind
 from attnspec.spec.contract.tree import flatten, map_tree
@@ -33,11 +34,12 @@ class Library:
         dtypes: tuple[str, ...] = ("float64", "float32", "bfloat16", "float16"),
         semantics: Mapping[str, Any] | Semantics | None = None,
         precision: Mapping[str, Any] | None = None,
+        operand_formats: Mapping[str, tuple[Any, ...]] | None = None,
         differentiable: bool = True,
     ) -> None:
         self.name = name
         self.formulas = formulas or Formulas()
-        self.limits = Limits(dtypes=dtypes)
+        self.limits = Limits(dtypes=dtypes, operand_formats=operand_formats or {})
         self.semantics = semantics
         self.precision = precision
         if not differentiable:
@@ -66,8 +68,33 @@ class Library:
         bind(operation, arguments)
 
     def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments with half-precision arrays converted to float32."""
-        return {name: map_tree(tree, lambda _, x: half_to_single(x)) for name, tree in arguments.items()}
+        """Arguments in at least float32: quantised operands dequantised, half-precision arrays converted."""
+
+        def prepared(x: Any) -> Any:
+            return self.dequantize(x) if isinstance(x, Quantized) else half_to_single(x)
+
+        return {name: map_tree(tree, lambda _, x: prepared(x)) for name, tree in arguments.items()}
+
+    def dequantize(self, operand: Quantized) -> Numbers:
+        """Codes times scales in float32."""
+        shape = operand.codes.shape
+        values = self.in_blocks(operand.codes.astype(np.float32), operand.scales.shape)
+        scaled: Numbers = values * self.expand_scales(self.scale_values(operand)).astype(np.float32)
+        return scaled.reshape(shape)
+
+    def scale_values(self, operand: Quantized) -> Numbers:
+        """Scales in float32, times the global one."""
+        scales = operand.scales.astype(np.float32)
+        return scales if operand.global_scale is None else scales * operand.global_scale
+
+    def in_blocks(self, values: Numbers, counts: tuple[int, ...]) -> Numbers:
+        """Every axis split in two: blocks, and places in a block."""
+        sizes = zip(values.shape, counts, strict=True)
+        return values.reshape([n for size, count in sizes for n in (count, size // count)])
+
+    def expand_scales(self, scales: Numbers) -> Numbers:
+        """Scales with an axis of size 1 for the places in a block."""
+        return scales.reshape([n for count in scales.shape for n in (count, 1)])
 
     def compute(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
         """Apply the formula of an operation to prepared arguments."""
@@ -83,7 +110,9 @@ class Library:
 
     def result_dtype(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
         """The dtype of the float inputs; without float inputs, ``formulas.default``."""
-        return next((x.dtype for x in flatten(dict(arguments)).values() if is_float(x)), self.formulas.default)
+        inputs = [x for x in flatten(dict(arguments)).values() if is_float(x) or isinstance(x, Quantized)]
+        dtypes = (numpy_dtype(x.dtype) if isinstance(x, Quantized) else x.dtype for x in inputs)
+        return next(dtypes, self.formulas.default)
 
     # Conversion and gradients ------------------------------------------------------------------------------------
 
@@ -151,7 +180,8 @@ def rounded(x: Any, dtype: str) -> Any:
 def strided_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A writable copy with the same strides, except that negative ones become positive."""
     itemsize = array.dtype.itemsize
-    if array.size == 0 or any(stride % itemsize for stride in array.strides):
+    unknown_to_numpy = itemsize == 1 and is_float(array)  # ``as_strided`` has no floats of 8 bits
+    if array.size == 0 or unknown_to_numpy or any(stride % itemsize for stride in array.strides):
         return array.copy()
     strides = tuple(map(abs, array.strides))
     last = sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True))
