@@ -118,14 +118,16 @@ class Verdict:
         explanations += [f"explained by precision {self.explained_by}"] if self.explained_by else []
         shared = [f"errors shared by many rows: {self.ensemble}"] if self.ensemble else []
         hides = [f"these inputs would hide: {', '.join(self.cannot_see)}"] if self.cannot_see else []
-        return "\n".join([f"{head} is {outcome}", *explanations, f"judged: {self._extent}", *shared, *hides])
-
-    @property
-    def _extent(self) -> str:
-        # Smaller shares would be printed as 0 %.
-        too_wide = f"{self.untold:.0%} of the numbers have budgets too wide to judge" if self.untold >= 0.005 else ""
-        share = f"{self.left_open:.0%}" if self.left_open >= 0.005 else "less than 1%"
-        left_open = f"{share} are left open, because they come from {OPEN}" if self.left_open else ""
-        return "; ".join(filter(None, (self.judged, too_wide, left_open)))
+        extent = extent_text(self.judged, self.untold, self.left_open)
+        return "\n".join([f"{head} is {outcome}", *explanations, f"judged: {extent}", *shared, *hides])
 
     __repr__ = __str__
+
+
+def extent_text(judged: str, untold: float, left_open: float) -> str:
+    """Return what was judged, and the shares of what was not, as text."""
+    # Smaller shares would be printed as 0 %.
+    too_wide = f"{untold:.0%} of the numbers have budgets too wide to judge" if untold >= 0.005 else ""
+    share = f"{left_open:.0%}" if left_open >= 0.005 else "less than 1%"
+    open_text = f"{share} are left open, because they come from {OPEN}" if left_open else ""
+    return "; ".join(filter(None, (judged, too_wide, open_text)))
