@@ -6,12 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.explaining.precision_classes import (
-    MIN_USED_BUDGET,
-    explaining_classes,
-    has_exact_scale,
-    widest_class,
-)
 from attnspec.conformance.harness import reading
 from attnspec.conformance.harness.backward import judge_gradients
 from attnspec.conformance.harness.ensemble import Ensemble
@@ -20,11 +14,11 @@ from attnspec.conformance.harness.filters import extent as extent_of_groups
 from attnspec.conformance.harness.filters import shared_error
 from attnspec.conformance.harness.hidden_defects import hidden_defects
 from attnspec.conformance.harness.parts import Part, extent, pairs, parts, whole, with_rows
+from attnspec.conformance.harness.readings import Call, right_reading
 from attnspec.conformance.harness.record import Record
 from attnspec.conformance.harness.verdict import Verdict
-from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.sampled_rows import rows_to_judge
-from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.judging.subject import Subject
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 
 DIAGNOSED_PAIRS = 2**16
@@ -79,26 +73,15 @@ def judge(
         judge_gradients(record, whole(inputs, cotangents), results, gradient_arrays, rng, seed)
     elif cotangent is not None:
         raise TypeError(f"{operation}: gradients: expected a mapping, because a cotangent is passed; got None")
-    record.propose = partial(_explaining_class, subject, inputs, results, seed) if gradients is None else str
+    if gradients is None:
+
+        def judged(call: Call) -> Verdict:
+            other = Record(call.subject)
+            _judge_results(other, whole(call.arguments, call.results), reading.generator(seed, "judge"), ensembles)
+            return other.verdict()
+
+        record.propose = partial(right_reading, Call(subject, inputs, results), judged)
     return record.verdict()
-
-
-def _explaining_class(subject: Subject, arguments: Arguments, results: Results, seed: int) -> str:
-    """Return the narrowest class under which a wrong result is right; empty if there is none."""
-    declared = subject.contract.precision.name(subject.operation.name, subject.dtype)
-    classes = explaining_classes(declared, subject.dtype, has_exact_scale(arguments))
-
-    def under(name: str) -> Verdict:
-        record = Record(reading.subject_of(subject.operation, subject.dtype, name, vars(subject.semantics)))
-        # `replaced` copies the arguments, which remember budgets of the class under which they were judged.
-        _judge_results(record, whole(arguments.replaced({}), results), reading.generator(seed, "judge"), True)
-        return record.verdict()
-
-    # If the widest class explains nothing, none does. Errors far below what a class allows have another cause.
-    if not classes or under(widest_class(classes[-1])).worst is not None:
-        return ""
-    verdicts = ((name, under(name)) for name in classes)
-    return next((name for name, verdict in verdicts if verdict and verdict.ratio >= MIN_USED_BUDGET), "")
 
 
 def _judge_results(record: Record, call: Part, rng: np.random.Generator, ensembles: bool) -> None:

@@ -18,7 +18,7 @@ from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import without_indices
 
-PAIRS_PER_ORACLE = 2**20
+PAIRS_PER_ORACLE = 2**18
 """Query–key pairs per call of the oracle."""
 
 JUDGED_PAIRS = 2**22

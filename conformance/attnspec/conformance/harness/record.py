@@ -8,7 +8,7 @@ import numpy as np
 from attnspec.conformance.harness.expected import Expected
 from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.harness.plotting import Compared
-from attnspec.conformance.harness.verdict import OPEN, Verdict, Worst
+from attnspec.conformance.harness.verdict import OPEN, RightIf, Verdict, Worst
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.comparison import exactly_infinite
 from attnspec.conformance.judging.subject import Subject
@@ -42,7 +42,7 @@ class Record:
         self.hidden: Callable[[], tuple[str, ...]] = tuple
         self.where: tuple[Part, tuple[int, ...], int | None] | None = None
         self.diagnose: Callable[[], str] = str
-        self.propose: Callable[[], str] = str
+        self.propose: Callable[[], RightIf] = RightIf
         self.judged: list[str] = []
         self.compared: list[Compared] = []
         self.nonfinite = self.required_nan = 0
@@ -128,6 +128,6 @@ class Record:
             ensemble=self.ensemble,
             hidden=self.hidden,
             diagnose=self.diagnose,
-            propose=self.propose if self.worst is not None else str,
+            propose=self.propose if self.worst is not None else RightIf,
             compared=tuple(self.compared),
         )

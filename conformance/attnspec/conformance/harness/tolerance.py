@@ -18,9 +18,11 @@ from attnspec.conformance.harness.hidden_defects import hidden_defects
 from attnspec.conformance.harness.parts import (
     Part,
     at_rows,
+    count_of_heads,
     extent,
     has_independent_rows,
     independent_rows,
+    pairs,
     parts_of_rows,
     whole,
 )
@@ -40,8 +42,11 @@ Sums of terms with random signs reach it in fewer than 1 of 1,000 numbers.
 PATTERNED_SHARE = 0.02
 """Share of numbers with a pattern from which a call has one."""
 
-SAMPLED_PARTS, SAMPLED_ROWS = 8, 2
-"""Parts of a call, and rows of each, whose sums are searched for a pattern."""
+SAMPLED_ROWS = 2
+"""Rows of every batch element whose sums are searched for a pattern."""
+
+SAMPLED_ELEMENTS, SAMPLED_PAIRS = 4, 2**14
+"""Batch elements that are searched, if all of them have more query–key pairs than ``SAMPLED_PAIRS`` in these rows."""
 
 Pair = tuple[Any, Any]
 """An array of expected numbers, and one of allowed errors."""
@@ -133,20 +138,20 @@ def tolerance(
     float_dtype, convert = converter_to_arrays_like(_first_array([*arguments, *options.values()]))
     chosen = None if rows is None else _chosen_rows(subject, inputs, rows, rng)
     call = whole(inputs, {leaf.path: _places(inputs, leaf, chosen) for leaf in subject.operation.outputs})
-    record, pairs = Record(subject), dict[str, Pair]()
+    record, arrays = Record(subject), dict[str, Pair]()
     computed = _compute(record, call, chosen, rng)
     for path, x in call.results.items():
         places = [part.results[path] for part, _ in computed]
-        pairs[path] = _pair(x.shape, places, [right[path] for _, right in computed], float_dtype)
+        arrays[path] = _pair(x.shape, places, [right[path] for _, right in computed], float_dtype)
     record.judged.append(extent(call, [part for part, _ in computed]))
     gradients: dict[str, Pair] = {}
     if cotangent is not None:
         cotangents = reading.cotangent_of(described, cotangent, inputs, dtype)
         gradients = _gradients(record, whole(inputs, cotangents), float_dtype)
     verdict = record.verdict()
-    errors = np.concatenate([x[np.isfinite(x)] for _, x in pairs.values()])
+    errors = np.concatenate([x[np.isfinite(x)] for _, x in arrays.values()])
     trees = (
-        subject.like_result({path: convert(pair[i]) for path, pair in pairs.items()}, inputs, convert=False)
+        subject.like_result({path: convert(pair[i]) for path, pair in arrays.items()}, inputs, convert=False)
         for i in range(2)
     )
     return Tolerance(
@@ -202,8 +207,8 @@ def _compute(
         part.arguments.memo["results"] = {
             x: np.zeros(i.shape, numpy_dtype(subject.dtype)) for x, i in part.results.items()
         }
-    subject.ordered = _has_patterns(subject, all_parts, rng)
     with on_all_cores() as map_parts:
+        subject.ordered = _has_patterns(subject, call.arguments, rng)
         computed = list(zip(all_parts, map_parts(partial(expected, subject), all_parts), strict=True))
     for part, right in computed:
         for path, x in right.items():
@@ -212,21 +217,26 @@ def _compute(
     return computed
 
 
-def _has_patterns(subject: Subject, all_parts: Sequence[Part], rng: np.random.Generator) -> bool:
+def _has_patterns(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Return True if budgets from partial sums exceed the usual ones.
 
     The usual ones assume terms with random signs. Both are compared in a sample of rows, since partial sums take many
     times as long.
     """
-    if not subject.operation.float_result:
+    if not subject.operation.float_result or not all(arguments.batch):
         return False
+    searched = [arguments]
+    if pairs(arguments, SAMPLED_ROWS) * count_of_heads(arguments) > SAMPLED_PAIRS and arguments.batch:
+        indices = rng.integers(arguments.batch, size=(SAMPLED_ELEMENTS, len(arguments.batch)))
+        searched = [arguments.element(tuple(map(int, index))) for index in indices]
     ordered = copy(subject)
     ordered.ordered = True
-    for part in all_parts[:: -(-len(all_parts) // SAMPLED_PARTS)]:
-        rows = independent_rows(subject, part.arguments, SAMPLED_ROWS, rng)
+    for element in searched:
+        rows = independent_rows(subject, element, SAMPLED_ROWS, rng)
         if rows is None:
+            # There are few rows, or each depends on others.
             return True
-        sample = at_rows(subject, part.arguments, rows)
+        sample = at_rows(subject, element, rows)
         usual, by_order = subject.oracles(sample), ordered.oracles(sample)
         exceeding = [x.budget > PATTERN * usual[path].budget for path, x in by_order.items()]
         if any(x.size and x.mean() > PATTERNED_SHARE for x in exceeding):
