@@ -1,4 +1,4 @@
-"""Other readings of a call under which a wrong result is right: an axis order, a logarithm's base, a precision class."""
+"""Other readings of a call under which a wrong result is right."""
 
 from collections.abc import Callable, Iterator
 from math import log
