@@ -45,8 +45,11 @@ PATTERNED_SHARE = 0.02
 SAMPLED_ROWS = 2
 """Rows of every batch element whose sums are searched for a pattern."""
 
-SAMPLED_ELEMENTS, SAMPLED_PAIRS = 4, 2**14
-"""Batch elements that are searched, if all of them have more query–key pairs than ``SAMPLED_PAIRS`` in these rows."""
+SAMPLED_PAIRS = 2**14
+"""Query–key pairs in these rows from which only ``SAMPLED_ELEMENTS`` batch elements are searched."""
+
+SAMPLED_ELEMENTS = 4
+"""Number of searched batch elements of a large call."""
 
 Pair = tuple[Any, Any]
 """An array of expected numbers, and one of allowed errors."""
@@ -253,10 +256,8 @@ def _gradients(record: Record, call: Part, dtype: np.dtype[Any]) -> dict[str, Pa
             f"{subject.operation.name}: cotangent: expected at most {MAX_PAIRS:,} query–key pairs; got {count:,}. "
             "judge takes more: it judges samples of these gradients"
         )
-    ordered = copy(subject)
-    ordered.ordered = True
     places = {leaf.path: np.arange(x.size).reshape(x.shape) for leaf, x in arguments.floats}
-    computed = list(expected_gradients(ordered, call, places))
+    computed = list(expected_gradients(subject, call, places))
     for part, _, right in computed:
         for path, x in right.items():
             record.compare(x.value, x, part, f"the gradient of {path}")
