@@ -55,8 +55,9 @@ def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
 def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
     """Return whether every number is within the error that ``tolerance`` allows."""
     arguments, aligned = (call.query, call.key, call.value), {"causal_alignment": "bottom-right"}
-    options = {"causal": call.causal, "semantics": aligned, "precision": precision}
-    expected, allowed = tolerance("scaled_dot_product_attention", *arguments, **options)
+    expected, allowed = tolerance(
+        "scaled_dot_product_attention", *arguments, causal=call.causal, semantics=aligned, precision=precision
+    )
     return bool(((output - expected).abs() <= allowed).all())
 
 

@@ -41,7 +41,7 @@ def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
 
 def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
     """Return whether every number is within the error that ``tolerance`` allows."""
-    query = call.query.unflatten(1, (call.key.shape[1], -1)).squeeze(3)
+    query = torch.unflatten(call.query.squeeze(2), 1, (call.key.shape[1], -1))
     expected, allowed = tolerance("scaled_dot_product_attention", query, call.key, call.value, precision=precision)
     return bool(((output.view_as(expected) - expected).abs() <= allowed).all())
 

@@ -25,7 +25,8 @@ def reference(call: Call) -> Tensor:
     key, value = (x.double().repeat_interleave(groups, 1) for x in (call.key, call.value))
     scores = call.query.double() @ key.mT / call.query.shape[-1] ** 0.5
     scores = scores if call.allowed is None else scores.masked_fill(~call.allowed, -torch.inf)
-    return scores.softmax(-1) @ value
+    output: Tensor = scores.softmax(-1) @ value
+    return output
 
 
 def accepts(output: Tensor, reference: Tensor) -> bool:

@@ -153,12 +153,13 @@ def tolerance(
         gradients = _gradients(record, whole(inputs, cotangents), float_dtype)
     verdict = record.verdict()
     errors = np.concatenate([x[np.isfinite(x)] for _, x in arrays.values()])
-    trees = (
+    expected_tree, allowed_tree = (
         subject.like_result({path: convert(pair[i]) for path, pair in arrays.items()}, inputs, convert=False)
         for i in range(2)
     )
     return Tolerance(
-        *trees,
+        expected=expected_tree,
+        allowed=allowed_tree,
         operation=operation,
         dtype=dtype,
         judged=verdict.judged,
@@ -194,8 +195,9 @@ def _chosen_rows(subject: Subject, arguments: Arguments, rows: Any, rng: np.rand
 def _places(arguments: Arguments, leaf: Leaf, rows: Numbers | None) -> Numbers:
     """Return the indices of a result's numbers, in its shape; ``rows`` restricts them."""
     shape = list(arguments.binding.shape(leaf))
-    for axis in leaf.axes(arguments.operation.query_size or "") if rows is not None else ():
-        shape[axis] = len(rows)
+    if rows is not None:
+        for axis in leaf.axes(arguments.operation.query_size or ""):
+            shape[axis] = len(rows)
     return np.arange(prod(shape)).reshape(shape)
 
 

@@ -89,7 +89,7 @@ def singly_multiplied(left: Numbers, right: Numbers) -> bool:
     """Return True if :func:`magnitudes_product` multiplies in single precision."""
     if left.ndim < 2 or right.ndim < 2 or min(left.shape[-2], right.shape[-1]) < 32:
         return False
-    return left.size * right.shape[-1] >= SINGLE_PRODUCTS and left.shape[-1] <= 2**20
+    return bool(left.size * right.shape[-1] >= SINGLE_PRODUCTS and left.shape[-1] <= 2**20)
 
 
 def _single(x: Numbers, factor: Numbers) -> Numbers:
