@@ -374,7 +374,7 @@ IMPORTED = {
     "attnspec.backends.bases.contract": name_set("Operations Table"),
     "attnspec.backends.bases.shapes": name_set("Check"),
     "attnspec.backends.pytorch.runtime.forcing": name_set("PATHS chosen forced forcing"),
-    "attnspec.conformance": name_set("BackendError ConformanceSuite call judge load replay suggest_inputs"),
+    "attnspec.conformance": name_set("BackendError ConformanceSuite call judge load replay suggest_inputs tolerance"),
 }
 """Names that users import, beside the exports of chapters. A change needs a change here."""
 

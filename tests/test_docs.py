@@ -225,6 +225,20 @@ def test_the_page_on_quantised_operands_shows_what_is_printed(
     assert "1 of 1 laws hold" in done.stdout
 
 
+def test_the_page_on_tolerances_is_right(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    page = read("docs/tolerance.md")
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 4
+    names: dict[str, object] = {}
+    torch.manual_seed(0)
+    for code in examples:
+        exec(code, names)
+    (shown,) = re.findall(r"prints\n\n```\n(.*?)```", page, re.DOTALL)
+    number = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
+    assert number.sub("#", capsys.readouterr().out) == number.sub("#", shown)
+
+
 def test_the_examples_of_the_pytorch_backend_print_what_their_comments_say(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     examples = re.findall(r"```python\n(.*?)```", read("docs/pytorch.md"), re.DOTALL)

@@ -5,7 +5,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from attnspec.conformance import judge
+from attnspec.conformance import judge, tolerance
 from attnspec.conformance.harness.verdict import Verdict
 from examples.harnesses.harness import Call, Harness, Source, attention
 
@@ -52,6 +52,15 @@ def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
     )
 
 
+def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
+    """Return whether every number is within the error that ``tolerance`` allows."""
+    arguments, aligned = (call.query, call.key, call.value), {"causal_alignment": "bottom-right"}
+    expected, allowed = tolerance(
+        "scaled_dot_product_attention", *arguments, causal=call.causal, semantics=aligned, precision=precision
+    )
+    return bool(((output - expected).abs() <= allowed).all())
+
+
 HARNESS = Harness(
     "flash-attention, tests",
     Source("Dao-AILab/flash-attention", "0251105a2fb19d2957484b7f023cd8c115286ced", ("tests/test_flash_attn.py",)),
@@ -68,4 +77,5 @@ HARNESS = Harness(
     reference,
     accepts,
     judged,
+    within,
 )

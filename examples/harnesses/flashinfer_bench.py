@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attnspec.conformance import judge
+from attnspec.conformance import judge, tolerance
 from attnspec.conformance.harness.verdict import Verdict
 from examples.harnesses.harness import Call, Harness, Source, attention
 
@@ -39,6 +39,13 @@ def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
     return judge("scaled_dot_product_attention", rows, query, call.key, call.value, precision=precision)
 
 
+def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
+    """Return whether every number is within the error that ``tolerance`` allows."""
+    query = torch.unflatten(call.query.squeeze(2), 1, (call.key.shape[1], -1))
+    expected, allowed = tolerance("scaled_dot_product_attention", query, call.key, call.value, precision=precision)
+    return bool(((output.view_as(expected) - expected).abs() <= allowed).all())
+
+
 HARNESS = Harness(
     "FlashInfer-Bench",
     Source(
@@ -60,4 +67,5 @@ HARNESS = Harness(
     reference,
     accepts,
     judged,
+    within,
 )

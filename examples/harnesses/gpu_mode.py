@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attnspec.conformance import judge
+from attnspec.conformance import judge, tolerance
 from attnspec.conformance.harness.verdict import Verdict
 from examples.harnesses.harness import Call, Harness, Source, attention
 
@@ -46,6 +46,13 @@ def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
     return judge("scaled_dot_product_attention", rows, query, key, value, precision=precision)
 
 
+def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
+    """Return whether every number is within the error that ``tolerance`` allows."""
+    query, key, value = call.query.squeeze(2), call.key.squeeze(1), call.value.squeeze(1)
+    expected, allowed = tolerance("scaled_dot_product_attention", query, key, value, precision=precision)
+    return bool(((output.squeeze(2) - expected).abs() <= allowed).all())
+
+
 HARNESS = Harness(
     "GPU MODE, reference-kernels",
     Source(
@@ -66,4 +73,5 @@ HARNESS = Harness(
     reference,
     accepts,
     judged,
+    within,
 )

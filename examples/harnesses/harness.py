@@ -71,8 +71,8 @@ class Harness:
     """A public harness.
 
     ``settings`` map a description to a function that makes these published inputs. The harness computes ``reference``,
-    and ``accepts`` compares an output with it. ``judged`` asks ``judge`` instead; its last argument is the precision
-    class of a kernel, None for the default of its dtype.
+    and ``accepts`` compares an output with it. ``judged`` asks ``judge`` instead, and ``within`` compares with the
+    numbers of ``tolerance``; their last argument is the precision class of a kernel, None for the default of its dtype.
     """
 
     name: str
@@ -82,3 +82,4 @@ class Harness:
     reference: Callable[[Call], Any]
     accepts: Callable[[Tensor, Any], bool]
     judged: Callable[[Tensor, Call, str | None], Verdict]
+    within: Callable[[Tensor, Call, str | None], bool]

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnspec.conformance import judge
+from attnspec.conformance import judge, tolerance
 from attnspec.conformance.harness.verdict import Verdict
 from examples.harnesses.harness import Call, Harness, Source
 
@@ -34,6 +34,13 @@ def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
     return judge("scaled_dot_product_attention", output, *arguments, causal=call.causal, precision=precision)
 
 
+def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
+    """Return whether every number is within the error that ``tolerance`` allows."""
+    arguments = (call.query, call.key, call.value)
+    expected, allowed = tolerance("scaled_dot_product_attention", *arguments, causal=call.causal, precision=precision)
+    return bool(((output - expected).abs() <= allowed).all())
+
+
 HARNESS = Harness(
     "Hugging Face, kernels",
     Source(
@@ -50,4 +57,5 @@ HARNESS = Harness(
     reference,
     accepts,
     judged,
+    within,
 )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnspec.conformance import judge
+from attnspec.conformance import judge, tolerance
 from attnspec.conformance.harness.verdict import Verdict
 from examples.harnesses.harness import Call, Harness, Source
 
@@ -35,6 +35,13 @@ def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
     return judge("scaled_dot_product_attention", output, call.query, call.key, call.value, precision=precision)
 
 
+def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
+    """Return whether every number is within the error that ``tolerance`` allows."""
+    arguments = (call.query, call.key, call.value)
+    expected, allowed = tolerance("scaled_dot_product_attention", *arguments, causal=call.causal, precision=precision)
+    return bool(((output - expected).abs() <= allowed).all())
+
+
 HARNESS = Harness(
     "KernelBench",
     Source(
@@ -51,4 +58,5 @@ HARNESS = Harness(
     reference,
     accepts,
     judged,
+    within,
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnspec.conformance.harness.verdict import Verdict
-from examples.harnesses import flash_attention, flashinfer_bench, gpu_mode, hugging_face, kernelbench
+from examples.harnesses import flash_attention, flashinfer_bench, gpu_mode, hugging_face, kernelbench, torchtitan
 from examples.harnesses.harness import Call, Harness
 from examples.harnesses.honest import HONEST, NotOffered
 from examples.harnesses.wrong import WRONG
@@ -23,6 +23,7 @@ class HarnessName(StrEnum):
     GPU_MODE = "gpu-mode"
     HUGGING_FACE = "hugging-face"
     FLASH_ATTENTION = "flash-attention"
+    TORCHTITAN = "torchtitan"
 
 
 HARNESSES = {
@@ -31,6 +32,7 @@ HARNESSES = {
     HarnessName.GPU_MODE: gpu_mode.HARNESS,
     HarnessName.HUGGING_FACE: hugging_face.HARNESS,
     HarnessName.FLASH_ATTENTION: flash_attention.HARNESS,
+    HarnessName.TORCHTITAN: torchtitan.HARNESS,
 }
 
 HEAD = """# What the rules accept

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from attnspec.conformance import judge
 from examples.cli import app
-from examples.harnesses import flash_attention, flashinfer_bench, gpu_mode, hugging_face, kernelbench, table
+from examples.harnesses import flash_attention, flashinfer_bench, gpu_mode, hugging_face, kernelbench, table, torchtitan
 from examples.harnesses.harness import Call, Harness, attention
 from examples.harnesses.honest import HONEST, Honest, NotOffered
 from examples.harnesses.table import HARNESSES, HarnessName, judge_setting
@@ -26,6 +26,7 @@ SMALL: dict[HarnessName, Callable[[], Call]] = {
     HarnessName.FLASHINFER_BENCH: lambda: flashinfer_bench.inputs(1, 40, heads=4, heads_k=2, features=16),
     HarnessName.GPU_MODE: lambda: gpu_mode.inputs(2, 64, heads=4, features=24, values=16),
     HarnessName.HUGGING_FACE: lambda: hugging_face.inputs(1, 32, 2, 16, causal=True),
+    HarnessName.TORCHTITAN: lambda: torchtitan.inputs(torch.bfloat16, 16, 4, 2, 16),
     HarnessName.FLASH_ATTENTION: lambda: flash_attention.inputs(torch.bfloat16, 31, 32, 1, 2, 16, causal=True),
 }
 
@@ -45,8 +46,10 @@ def test_a_rule_accepts_what_is_right_and_nothing_that_is_not_a_number(name: Har
     assert harness.accepts(output, reference)
     verdict = harness.judged(output, call, None)
     assert verdict, verdict
+    assert harness.within(output, call, None)
     assert not harness.accepts(torch.full_like(output, torch.nan), reference)
     assert not harness.judged(torch.full_like(output, torch.nan), call, None)
+    assert not harness.within(torch.full_like(output, torch.nan), call, None)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,29 @@ def test_rounding_to_8_bits_errs_by_at_most_a_step() -> None:
     scale = x.float().abs().max() / torch.finfo(torch.float8_e4m3fn).max
     # at most a step of the format, of which the smallest is 2⁻⁹; half a step is its rounding, the scale's is far less
     assert ((rounded - x.float()).abs() <= torch.maximum(2**-3 * x.float().abs(), 2**-9 * scale)).all()
+
+
+ACCEPTED: dict[HarnessName, tuple[str, Callable[[], Call]]] = {
+    HarnessName.KERNELBENCH: ("all keys but the last", lambda: kernelbench.inputs(torch.float16, 1, 2, 128, 512)),
+    HarnessName.FLASHINFER_BENCH: ("a scale 1 % too large", lambda: flashinfer_bench.inputs(1, 547)),
+    HarnessName.GPU_MODE: ("the first half of the keys", lambda: gpu_mode.inputs(1, 1024)),
+    HarnessName.HUGGING_FACE: ("a padding key is attended to", lambda: hugging_face.inputs(1, 128, 8, 64)),
+    HarnessName.TORCHTITAN: ("a scale 1 % too large", lambda: torchtitan.inputs(torch.bfloat16)),
+}
+"""A wrong attention that a harness accepts, and the inputs."""
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_tolerance_rejects_an_attention_that_the_rule_accepts(name: HarnessName) -> None:
+    harness, (wrong_name, inputs) = HARNESSES[name], ACCEPTED[name]
+    of = inputs()
+    honest = attention(of.query, of.key, of.value, of.allowed).to(of.query.dtype)
+    wrong = next(w for w in WRONG if w.name == wrong_name).output(of).to(of.query.dtype)
+    reference = harness.reference(of)
+    assert harness.accepts(honest, reference)
+    assert harness.within(honest, of, None)
+    assert harness.accepts(wrong, reference)
+    assert not harness.within(wrong, of, None)
 
 
 # Attentions -----------------------------------------------------------------------------------------------------------

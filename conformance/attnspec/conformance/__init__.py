@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attnspec.conformance.harness.judge import judge
     from attnspec.conformance.harness.suggesting import suggest_inputs
+    from attnspec.conformance.harness.tolerance import tolerance
     from attnspec.conformance.remote.errors import BackendError
     from attnspec.conformance.remote.loading import load
     from attnspec.conformance.running.replaying import call, replay
@@ -21,9 +22,10 @@ _HOMES = {
     "load": "remote.loading",
     "replay": "running.replaying",
     "suggest_inputs": "harness.suggesting",
+    "tolerance": "harness.tolerance",
 }
 
-__all__ = ["BackendError", "ConformanceSuite", "call", "judge", "load", "replay", "suggest_inputs"]
+__all__ = ["BackendError", "ConformanceSuite", "call", "judge", "load", "replay", "suggest_inputs", "tolerance"]
 
 
 def __getattr__(name: str) -> Any:

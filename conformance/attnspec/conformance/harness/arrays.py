@@ -1,6 +1,8 @@
 """Conversion of any framework's arrays to NumPy, by DLPack or the array interface."""
 
 import ctypes
+import sys
+from collections.abc import Callable
 from typing import Any, cast
 
 import ml_dtypes
@@ -142,3 +144,23 @@ def _dtype(dtype: _Dtype) -> np.dtype[Any]:
             f"DLPack type code {dtype.code} with {dtype.bits} bits and {dtype.lanes} lanes has no NumPy dtype"
         )
     return np.dtype(f"{NUMPY_KINDS[dtype.code]}{dtype.bits // 8}")
+
+
+def converter_to_arrays_like(x: Any) -> tuple[np.dtype[Any], Callable[[Numbers], Any]]:
+    """Return the widest float dtype for arrays like ``x``, and their conversion from NumPy.
+
+    Converted arrays are of the framework of ``x``, on its device.
+    PyTorch, JAX and CuPy are known; for arrays of other frameworks, numbers stay in NumPy.
+    """
+    double, single = np.dtype(np.float64), np.dtype(np.float32)
+    # A framework that no array came from is not imported.
+    torch, jax, cupy = (sys.modules.get(name) for name in ("torch", "jax", "cupy"))
+    if torch is not None and isinstance(x, torch.Tensor):
+        # Apple's GPUs have no float64.
+        return single if x.device.type == "mps" else double, lambda array: torch.as_tensor(array).to(x.device)
+    if jax is not None and isinstance(x, jax.Array):
+        device = next(iter(x.devices()))
+        return double if jax.config.jax_enable_x64 else single, lambda array: jax.device_put(array, device)
+    if cupy is not None and isinstance(x, cupy.ndarray):
+        return double, cupy.asarray
+    return double, np.asarray

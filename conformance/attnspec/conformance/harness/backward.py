@@ -1,5 +1,6 @@
 """Comparison of gradients with the formula's: all, or samples if a call is too large."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -10,13 +11,16 @@ from attnspec.conformance.harness.expected import Expected
 from attnspec.conformance.harness.parts import JUDGED_PAIRS, Part, elements_with_gradients, pairs, separable, with_rows
 from attnspec.conformance.harness.record import Record
 from attnspec.conformance.harness.sampled_gradients import SampledGradients
-from attnspec.conformance.inputs.arguments import Numbers, along, take
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
 from attnspec.conformance.judging.sampled_rows import rows_to_judge
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.spec.contract.tree import Kind
 
 MAX_PAIRS = 2**22
 """Query–key pairs up to which every gradient is judged: per batch element, or in total if elements share arrays."""
+
+EVERY_GRADIENT = "every number of the gradients"
+"""Extent of a judgement without samples, as text."""
 
 MAX_ROWS = 64
 """Rows with a nonzero cotangent up to which gradients are computed from these rows alone."""
@@ -30,25 +34,38 @@ def judge_gradients(
     ``call`` holds the cotangents in place of results, ``outputs`` the actual results. If key gradients of only some
     batch elements are affordable, ``seed`` chooses the first of them. Errors: ``ValueError`` for too large a call.
     """
-    arguments = call.arguments
-    separate = separable(arguments)
-    count = pairs(arguments) // max(prod(arguments.batch), 1) if separate else pairs(arguments)
+    count = pairs_with_gradients(call.arguments)
     if count > MAX_PAIRS:
         _judge_samples(record, call, outputs, gradients, rng, seed, count)
         return
-    # Gradients of arrays that elements share have no batch axes, so that ``places`` would not fit.
-    parts = elements_with_gradients(call, gradients) if separate else [(replace(call, places=()), gradients)]
-    for part, part_gradients in parts:
-        cotangents = _cotangents(record, part)
-        expected = record.subject.gradients(part.arguments, cotangents)
+    for part, part_gradients, expected in expected_gradients(record.subject, call, gradients):
         for path, g in part_gradients.items():
-            right, ordered = Expected(*expected[path]), partial(_ordered, path, part, cotangents)
-            record.compare(g, right, part, f"the gradient of {path}", ordered=ordered)
-    record.judged.append("every number of the gradients")
+            ordered = partial(_ordered, path, part, _cotangents(record.subject, part))
+            record.compare(g, expected[path], part, f"the gradient of {path}", ordered=ordered)
+    record.judged.append(EVERY_GRADIENT)
 
 
-def _cotangents(record: Record, part: Part) -> Results:
-    float_outputs = (leaf for leaf in record.subject.operation.outputs if leaf.kind is Kind.FLOAT)
+def pairs_with_gradients(arguments: Arguments) -> int:
+    """Return the query–key pairs of a batch element; of the whole call if elements share arrays."""
+    return pairs(arguments) // max(prod(arguments.batch), 1) if separable(arguments) else pairs(arguments)
+
+
+def expected_gradients(
+    subject: Subject, call: Part, gradients: Results
+) -> Iterator[tuple[Part, Results, dict[str, Expected]]]:
+    """Yield parts, their gradients, and the right ones.
+
+    ``call`` holds the cotangents in place of results.
+    """
+    # Gradients of arrays that elements share have no batch axes, so that ``places`` would not fit.
+    alone = [(replace(call, places=()), gradients)]
+    for part, part_gradients in elements_with_gradients(call, gradients) if separable(call.arguments) else alone:
+        right = subject.gradients(part.arguments, _cotangents(subject, part))
+        yield part, part_gradients, {path: Expected(*right[path]) for path in part_gradients}
+
+
+def _cotangents(subject: Subject, part: Part) -> Results:
+    float_outputs = (leaf for leaf in subject.operation.outputs if leaf.kind is Kind.FLOAT)
     return {leaf.path: part.results[leaf.path] for leaf in float_outputs}
 
 
@@ -95,7 +112,7 @@ def _judge_rows(record: Record, call: Part, gradients: Results, rows: Numbers, r
     query_size = subject.operation.query_size or ""
     for element, element_gradients in elements_with_gradients(call, gradients, len(rows)):
         part = with_rows(subject, element, rows)
-        cotangents = _cotangents(record, part)
+        cotangents = _cotangents(subject, part)
         expected = subject.gradients(part.arguments, cotangents)
         for path, g in element_gradients.items():
             leaf = arguments.leaves[path]

@@ -62,11 +62,35 @@ def independent(rows: Numbers, step: float) -> Numbers:
     distinct = np.sort(np.unique(finite, axis=0, return_index=True)[1])
     if len(distinct) > MAX_ROWS:
         distinct = np.sort(np.random.default_rng(0).permutation(distinct)[:MAX_ROWS])
-    chosen = distinct[:0]
-    for block in np.array_split(distinct, -(-len(distinct) // BLOCK_ROWS) or 1):
+    suspects = _suspects(finite[distinct], step)
+    if not suspects.any():
+        return distinct
+    # Rows that may be like others are compared with each other, in double precision.
+    compared, chosen = distinct[suspects], distinct[:0]
+    for block in np.array_split(compared, -(-len(compared) // BLOCK_ROWS) or 1):
         new = block[~_alike(finite[block], finite[chosen], step).any(-1)]
         chosen = np.concatenate([chosen, new[_first_of_alike(_alike(finite[new], finite[new], step))]])
-    return chosen
+    return np.sort(np.concatenate([distinct[~suspects], chosen]))
+
+
+def _suspects(rows: Numbers, step: float) -> Numbers:
+    """Return True for rows that may be like another row, by products in single precision.
+
+    |a − b|² ≤ s² max(|a|², |b|²) implies 2 ab ≥ (1 − s²) (|a|² + |b|²); the right-hand side is lowered by more than the
+    product's rounding error. All terms are one product, of rows with two more columns.
+    """
+    largest = np.sqrt((rows**2).sum(-1).max(initial=0.0)) or 1.0
+    scaled = (rows / largest).astype(np.float32)
+    squares = (scaled**2).sum(-1, keepdims=True) * np.float32(1 - max(step, MIN_STEP) ** 2 - rows.shape[-1] * 2.0**-20)
+    ones = np.ones_like(squares)
+    left, right = np.concatenate([scaled, squares, ones], -1), np.concatenate([2 * scaled, -ones, -squares], -1)
+    suspects = np.zeros(len(rows), bool)
+    for start in range(0, len(rows), BLOCK_ROWS):
+        block = slice(start, start + BLOCK_ROWS)
+        product = left[block] @ right.T
+        product[np.arange(len(product)), np.arange(start, start + len(product))] = -np.inf  # a row with itself
+        suspects[block] = product.max(-1) >= 0
+    return suspects
 
 
 def _alike(a: Numbers, b: Numbers, step: float) -> Numbers:

@@ -1,9 +1,13 @@
 """Expected results under the declared choices for NaN, infinities, and rows without attendable keys."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
@@ -16,6 +20,21 @@ class Expected(NamedTuple):
     value: Numbers
     budget: Numbers
     nan: Numbers | None = None
+
+
+KEPT_MEMORY = 2**25 - 2**16
+"""Size of a block that makes the C library keep freed memory; larger blocks have no such effect."""
+
+
+@contextmanager
+def on_all_cores() -> Iterator[Callable[..., Iterator[Any]]]:
+    """Yield a ``map`` on one thread per core."""
+    # The C library of Linux gives freed memory back once it is twice as large as the largest block freed so far. It
+    # then maps every array anew, in half of the time. Freeing one block that is never written to prevents that.
+    np.empty(KEPT_MEMORY, np.uint8)
+    # Threads of the BLAS would compete with these threads.
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as threads:
+        yield threads.map
 
 
 def expected(subject: Subject, part: Part) -> dict[str, Expected]:

@@ -140,15 +140,18 @@ def has_tried_defects(operation: Operation) -> bool:
     return averages_or_sums_keys and has_filters(operation) and not operation.attends_to_itself
 
 
-def hidden_defects(ensemble: Ensemble) -> tuple[str, ...]:
-    """Return defects that these inputs hide, or a note that they are not examined."""
+def hidden_defects(ensemble: Ensemble, *, together: bool = True) -> tuple[str, ...]:
+    """Return defects that these inputs hide, or a note that they are not examined.
+
+    Without ``together``, errors that many rows share count as hidden.
+    """
     operation = ensemble.subject.operation
     if not has_tried_defects(operation):
         return (f"not examined for {operation.name}",) if operation.float_result else ()
-    return tuple(defect for defect in DEFECTS if _is_hidden(ensemble, defect))
+    return tuple(defect for defect in DEFECTS if _is_hidden(ensemble, defect, together))
 
 
-def _is_hidden(ensemble: Ensemble, defect: str) -> bool:
+def _is_hidden(ensemble: Ensemble, defect: str, together: bool) -> bool:
     """Return True if results with a defect, rounded to the dtype, are judged right."""
     subject = ensemble.subject
     changed = [_with_defect(subject, part, defect) for part in ensemble.parts]
@@ -165,7 +168,7 @@ def _is_hidden(ensemble: Ensemble, defect: str) -> bool:
             subject.demand_match(x, oracle.value, oracle.budget, part.arguments)
     except Violation:
         return False
-    return not shared_error(ensemble, ensemble.stacked(results))
+    return not together or not shared_error(ensemble, ensemble.stacked(results))
 
 
 def _with_defect(subject: Subject, part: Part, defect: str) -> Arguments | None:

@@ -1,33 +1,24 @@
 """``judge``: comparison of one attention result with the formula, in one line of any test harness."""
 
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from math import prod
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
-from attnspec.conformance.explaining.precision_classes import (
-    MIN_USED_BUDGET,
-    explaining_classes,
-    has_exact_scale,
-    widest_class,
-)
 from attnspec.conformance.harness import reading
 from attnspec.conformance.harness.backward import judge_gradients
 from attnspec.conformance.harness.ensemble import Ensemble
-from attnspec.conformance.harness.expected import Expected, expected
-from attnspec.conformance.harness.filters import extent, shared_error
+from attnspec.conformance.harness.expected import Expected, expected, on_all_cores
+from attnspec.conformance.harness.filters import extent as extent_of_groups
+from attnspec.conformance.harness.filters import shared_error
 from attnspec.conformance.harness.hidden_defects import hidden_defects
-from attnspec.conformance.harness.parts import Part, count_of_heads, leading_head_sizes, pairs, parts, whole, with_rows
+from attnspec.conformance.harness.parts import Part, extent, pairs, parts, whole, with_rows
+from attnspec.conformance.harness.readings import Call, right_reading
 from attnspec.conformance.harness.record import Record
 from attnspec.conformance.harness.verdict import Verdict
-from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.sampled_rows import rows_to_judge
-from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.judging.subject import Subject
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 
 DIAGNOSED_PAIRS = 2**16
@@ -46,6 +37,7 @@ def judge(
     gradients: Mapping[str, Any] | None = None,
     cotangent: Any = None,
     seed: int = 0,
+    ensembles: bool = True,
     **options: Any,
 ) -> Verdict:
     """Compare ``output`` with the operation's right result for these arguments, within every number's budget.
@@ -55,7 +47,8 @@ def judge(
     declares them. ``semantics`` maps questions to declared choices.
 
     If a result has too many rows for the oracle, some rows of every batch element, chosen by ``seed``, are judged, with
-    all keys. If every number is within its budget, errors that many rows share are searched too.
+    all keys. If every number is within its budget, errors that many rows share are searched too, unless ``ensembles``
+    is False.
 
     ``gradients`` by argument path, those of ⟨cotangent, output⟩, are judged too. In large calls query gradients are
     judged in some rows. Key and value gradients are judged at some keys if scores are dot products. All others need a
@@ -73,44 +66,32 @@ def judge(
     subject = reading.subject_of(described, dtype, precision, semantics)
     rng = reading.generator(seed, "judge")
     record = Record(subject)
-    _judge_results(record, whole(inputs, results), rng)
+    _judge_results(record, whole(inputs, results), rng, ensembles)
     if gradients is not None:
         cotangents = reading.cotangent_of(described, cotangent, inputs, dtype)
         gradient_arrays = reading.gradients_of(described, gradients, inputs, dtype)
         judge_gradients(record, whole(inputs, cotangents), results, gradient_arrays, rng, seed)
     elif cotangent is not None:
         raise TypeError(f"{operation}: gradients: expected a mapping, because a cotangent is passed; got None")
-    record.propose = partial(_explaining_class, subject, inputs, results, seed) if gradients is None else str
+    if gradients is None:
+
+        def judged(call: Call) -> Verdict:
+            other = Record(call.subject)
+            _judge_results(other, whole(call.arguments, call.results), reading.generator(seed, "judge"), ensembles)
+            return other.verdict()
+
+        record.propose = partial(right_reading, Call(subject, inputs, results), judged)
     return record.verdict()
 
 
-def _explaining_class(subject: Subject, arguments: Arguments, results: Results, seed: int) -> str:
-    """Return the narrowest class under which a wrong result is right; empty if there is none."""
-    declared = subject.contract.precision.name(subject.operation.name, subject.dtype)
-    classes = explaining_classes(declared, subject.dtype, has_exact_scale(arguments))
-
-    def under(name: str) -> Verdict:
-        record = Record(reading.subject_of(subject.operation, subject.dtype, name, vars(subject.semantics)))
-        # `replaced` copies the arguments, which remember budgets of the class under which they were judged.
-        _judge_results(record, whole(arguments.replaced({}), results), reading.generator(seed, "judge"))
-        return record.verdict()
-
-    # If the widest class explains nothing, none does. Errors far below what a class allows have another cause.
-    if not classes or under(widest_class(classes[-1])).worst is not None:
-        return ""
-    verdicts = ((name, under(name)) for name in classes)
-    return next((name for name, verdict in verdicts if verdict and verdict.ratio >= MIN_USED_BUDGET), "")
-
-
-def _judge_results(record: Record, call: Part, rng: np.random.Generator) -> None:
+def _judge_results(record: Record, call: Part, rng: np.random.Generator, ensembles: bool) -> None:
     subject, operation = record.subject, record.subject.operation
     judged_parts = list(parts(subject, call, rng))
     # The subject's backend is a placeholder: the dtype of `alibi_slopes`, say, is read from these results.
     for part in judged_parts:
         part.arguments.memo["results"] = part.results
-    # Threads of the BLAS would compete with these threads.
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as threads:
-        expectations_of_parts = threads.map(partial(expected, subject), judged_parts)
+    with on_all_cores() as map_parts:
+        expectations_of_parts = map_parts(partial(expected, subject), judged_parts)
         for part, expectations in zip(judged_parts, expectations_of_parts, strict=True):
             for leaf in operation.outputs:
                 axes = leaf.axes(operation.query_size or "")
@@ -124,30 +105,19 @@ def _judge_results(record: Record, call: Part, rng: np.random.Generator) -> None
         if record.where is not None:
             record.diagnose = partial(diagnosis, subject, *record.where)
         ensemble = Ensemble(subject, call.arguments, judged_parts)
-        record.hidden = partial(hidden_defects, ensemble)
-        if record.worst is None and not record.outside and operation.float_result:
-            ensemble.map_parts = threads.map
-            record.together, record.ensemble = shared_error(ensemble), extent(ensemble)
+        record.hidden = partial(hidden_defects, ensemble, together=ensembles)
+        if not ensembles:
+            record.ensemble = "not tested, because ensembles=False"
+        elif record.worst is None and not record.outside and operation.float_result:
+            ensemble.map_parts = map_parts
+            record.together, record.ensemble = shared_error(ensemble), extent_of_groups(ensemble)
             ensemble.map_parts = map
-    record.judged.append(_extent(call, judged_parts) + _missing_results(operation))
+    record.judged.append(extent(call, judged_parts) + _missing_results(operation))
 
 
 def _missing_results(operation: Operation) -> str:
     missing = {leaf.path for leaf in OPERATIONS[operation.name].outputs} - {leaf.path for leaf in operation.outputs}
     return f", without {', '.join(sorted(missing))}, which was not passed" if missing else ""
-
-
-def _extent(call: Part, judged_parts: list[Part]) -> str:
-    if not any(x.size for x in call.results.values()):
-        return "nothing, because the result is empty"
-    rows = judged_parts[-1].rows
-    if rows is None:
-        return "every number"
-    elements, queries = prod(call.arguments.batch), call.arguments.queries
-    heads = count_of_heads(call.arguments) if leading_head_sizes(call.arguments.operation) else 1
-    groups = [f"of each of {heads:,} heads"] if heads > 1 else []
-    groups += [f"of each of {elements:,} elements of the batch"] if elements > 1 else []
-    return " ".join([f"{len(rows):,} of {queries:,} rows", *groups]) + ", with all keys"
 
 
 def diagnosis(subject: Subject, part: Part, index: tuple[int, ...], row: int | None) -> str:

@@ -18,7 +18,7 @@ from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import without_indices
 
-PAIRS_PER_ORACLE = 2**20
+PAIRS_PER_ORACLE = 2**18
 """Query–key pairs per call of the oracle."""
 
 JUDGED_PAIRS = 2**22
@@ -84,13 +84,49 @@ def parts(subject: Subject, call: Part, rng: np.random.Generator) -> Iterator[Pa
     row_limit = int(np.clip(JUDGED_PAIRS // max(pairs(arguments, 1) * heads, 1), MIN_ROWS, MAX_ROWS))
     too_large = pairs(arguments) * heads > JUDGED_PAIRS
     sampled = too_large and independent_rows(subject, arguments, row_limit, rng) is not None
-    for element in split_elements(call, row_limit if sampled else None):
-        max_heads = PAIRS_PER_ORACLE * heads / max(_cost(element.arguments, row_limit if sampled else None), 1)
-        if subject.semantics.head_groups == "interleaved":
-            max_heads = heads  # a slice of interleaved heads is no call with fewer key heads
-        for part in split_heads(subject.operation, element, max_heads):
-            rows = independent_rows(subject, part.arguments, row_limit, rng) if sampled else None
-            yield part if rows is None else with_rows(subject, part, rows)
+    for part in _split(subject, call, row_limit if sampled else None):
+        rows = independent_rows(subject, part.arguments, row_limit, rng) if sampled else None
+        yield part if rows is None else with_rows(subject, part, rows)
+
+
+def parts_of_rows(subject: Subject, call: Part, rows: Numbers | None) -> Iterator[Part]:
+    """Yield parts that cover these rows of every batch element, all rows if None.
+
+    The results of ``call`` hold these rows alone.
+    """
+    count = call.arguments.queries or 0 if rows is None else len(rows)
+    for part in _split(subject, call, None if rows is None else count):
+        cost = _cost(part.arguments, None if rows is None else count)
+        if rows is None and (cost <= PAIRS_PER_ORACLE or not has_independent_rows(subject, part.arguments)):
+            yield part
+            continue
+        for block in np.array_split(np.arange(count), -(-cost // PAIRS_PER_ORACLE) or 1):
+            results = _results_at(subject, part, block)
+            yield replace(_at_rows(subject, part, block if rows is None else rows[block]), results=results)
+
+
+def _split(subject: Subject, call: Part, rows: int | None) -> Iterator[Part]:
+    """Split a call into batch elements and heads that are affordable with ``rows`` rows each."""
+    for element in split_elements(call, rows):
+        heads = count_of_heads(call.arguments)
+        # A slice of interleaved heads is no call with fewer key heads.
+        whole = subject.semantics.head_groups == "interleaved"
+        max_heads = heads if whole else PAIRS_PER_ORACLE * heads / max(_cost(element.arguments, rows), 1)
+        yield from split_heads(subject.operation, element, max_heads)
+
+
+def extent(call: Part, judged_parts: list[Part]) -> str:
+    """Return how many numbers of a call its parts hold, as text."""
+    if not any(x.size for x in call.results.values()):
+        return "nothing, because the result is empty"
+    rows = judged_parts[-1].rows
+    if rows is None:
+        return "every number"
+    elements, queries = prod(call.arguments.batch), call.arguments.queries
+    heads = count_of_heads(call.arguments) if leading_head_sizes(call.arguments.operation) else 1
+    groups = [f"of each of {heads:,} heads"] if heads > 1 else []
+    groups += [f"of each of {elements:,} elements of the batch"] if elements > 1 else []
+    return " ".join([f"{len(rows):,} of {queries:,} rows", *groups]) + ", with all keys"
 
 
 def split_elements(part: Part, rows: int | None = None) -> Iterator[Part]:
@@ -163,10 +199,17 @@ def _at(x: Numbers, index: int | slice) -> Numbers:
 
 def with_rows(subject: Subject, part: Part, rows: Numbers) -> Part:
     """Return a part restricted to these rows, which keep their positions."""
-    arguments, operation = part.arguments, subject.operation
-    size, binding = operation.query_size or "", arguments.binding
-    results = {leaf.path: along(part.results[leaf.path], leaf, size, binding, take(rows)) for leaf in operation.outputs}
-    return replace(part, arguments=at_rows(subject, arguments, rows), results=results, rows=rows, all_rows=arguments)
+    return replace(_at_rows(subject, part, rows), results=_results_at(subject, part, rows))
+
+
+def _at_rows(subject: Subject, part: Part, rows: Numbers) -> Part:
+    return replace(part, arguments=at_rows(subject, part.arguments, rows), rows=rows, all_rows=part.arguments)
+
+
+def _results_at(subject: Subject, part: Part, rows: Numbers) -> Results:
+    operation, binding = subject.operation, part.arguments.binding
+    size, change = operation.query_size or "", take(rows)
+    return {leaf.path: along(part.results[leaf.path], leaf, size, binding, change) for leaf in operation.outputs}
 
 
 def separable(arguments: Arguments) -> bool:
@@ -211,6 +254,11 @@ def independent_rows(subject: Subject, arguments: Arguments, count: int, rng: np
     """
     slopes = subject.operation.part(ScoreEffect.SLOPES)
     return rows_to_judge(subject, arguments.replaced({slopes: None}) if slopes else arguments, count, rng)
+
+
+def has_independent_rows(subject: Subject, arguments: Arguments) -> bool:
+    """Return True if each row of the result depends on its own query alone."""
+    return independent_rows(subject, arguments, 0, np.random.default_rng(0)) is not None
 
 
 def at_rows(subject: Subject, arguments: Arguments, rows: Numbers) -> Arguments:

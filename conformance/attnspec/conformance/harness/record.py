@@ -8,8 +8,8 @@ import numpy as np
 from attnspec.conformance.harness.expected import Expected
 from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.harness.plotting import Compared
-from attnspec.conformance.harness.verdict import OPEN, Verdict, Worst
-from attnspec.conformance.inputs.arguments import Numbers
+from attnspec.conformance.harness.verdict import OPEN, RightIf, Verdict, Worst
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.comparison import exactly_infinite
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
@@ -17,6 +17,15 @@ from attnspec.conformance.laws.common import wide
 
 MAX_NOT_JUDGED = 0.5
 """Fraction of numbers with budgets too wide to judge, above which there is no verdict."""
+
+
+def overflow(subject: Subject, arguments: Arguments) -> str:
+    """Return a sentence if an intermediate may overflow in the precision class; else an empty one."""
+    largest = subject.precision.largest
+    # An infinite peak means that the largest intermediate is unknown, not that it overflows.
+    if any(largest < x.peak < np.inf for x in subject.oracles(arguments).values()):
+        return f"an intermediate may exceed {largest:.3g}, the largest number of its precision class"
+    return ""
 
 
 class Record:
@@ -33,7 +42,7 @@ class Record:
         self.hidden: Callable[[], tuple[str, ...]] = tuple
         self.where: tuple[Part, tuple[int, ...], int | None] | None = None
         self.diagnose: Callable[[], str] = str
-        self.propose: Callable[[], str] = str
+        self.propose: Callable[[], RightIf] = RightIf
         self.judged: list[str] = []
         self.compared: list[Compared] = []
         self.nonfinite = self.required_nan = 0
@@ -64,11 +73,8 @@ class Record:
         try:
             self.subject.demand_match(got, value, budget, part.arguments, of)
         except Violation as error:
-            largest = self.subject.precision.largest
-            # An infinite peak means that the largest intermediate is unknown, not that it overflows.
-            if any(largest < x.peak < np.inf for x in self.subject.oracles(part.arguments).values()):
-                self.outside = f"an intermediate may exceed {largest:.3g}, the largest number of its precision class"
-            else:
+            self.outside = overflow(self.subject, part.arguments) or self.outside
+            if not overflow(self.subject, part.arguments):
                 self._store_if_worst(got, expected, part, of, row, error.index or ())
         if nan is not None:
             self.required_nan += int(nan.sum())
@@ -122,6 +128,6 @@ class Record:
             ensemble=self.ensemble,
             hidden=self.hidden,
             diagnose=self.diagnose,
-            propose=self.propose if self.worst is not None else str,
+            propose=self.propose if self.worst is not None else RightIf,
             compared=tuple(self.compared),
         )

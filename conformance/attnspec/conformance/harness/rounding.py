@@ -15,6 +15,7 @@ from attnspec.conformance.inputs.dtypes import numpy_dtype
 from attnspec.conformance.judging.subject import Subject
 from attnspec.reference.budget import Statistical, is_real, oracle_dtype
 from attnspec.reference.budget.error_array import Extremes
+from attnspec.reference.budget.numbers import Softmax
 from attnspec.spec.contract.precision import Precision
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import map_tree
@@ -49,15 +50,21 @@ class WeightsRounded(Statistical):
 
     phase = 1.0
 
-    def _computed(self, value: Numbers, error: Numbers, **more: Any) -> Self:
-        return super()._computed(value, np.zeros(np.shape(value)), **more)
+    def _applied(self, ufunc: Any, value: Numbers, operands: Sequence[Self]) -> Self:
+        weights, *_ = operands
+        if ufunc is np.matmul and weights.weights is not None:  # set on softmax weights only
+            value = self.stored(weights.value, self.precision) @ operands[1].value
+        return self._exact(value)
 
-    def _matmul(self, value: Numbers, a: Self, b: Self) -> Self:
-        if a.weights is not None:  # set on softmax weights only
-            stored = self.stored(a.value, self.precision)
-            a = self._computed(stored, a.error, weights=a.weights, level=a.level)
-            value = a.value @ b.value
-        return super()._matmul(value, a, b)
+    def _sum(self, value: Numbers, axis: Any, keepdims: bool) -> Self:
+        return self._exact(value)
+
+    def _softmax(self, softmax: Softmax) -> Self:
+        return self._exact(softmax.weights, weights=1.0)
+
+    def _exact(self, value: Numbers, **attributes: Any) -> Self:
+        # No array of zeros is made: errors are never read.
+        return self._with(value, np.broadcast_to(0.0, np.shape(value)), **attributes)
 
     @classmethod
     def stored(cls, weights: Numbers, precision: Precision) -> Numbers:

@@ -1,18 +1,15 @@
 """Comparison of sampled gradients of dot-product attention, for calls too large to judge fully."""
 
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import starmap
 from math import prod
 from typing import NamedTuple, Self
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from attnspec.conformance.harness.dot_gradients import Element, gradients_at, query_gradients
-from attnspec.conformance.harness.expected import Expected
+from attnspec.conformance.harness.expected import Expected, on_all_cores
 from attnspec.conformance.harness.normalizers import Attendance, Scores
 from attnspec.conformance.harness.parts import PAIRS_PER_ORACLE, Part, elements_with_gradients, pairs, with_rows
 from attnspec.conformance.harness.record import Record
@@ -68,9 +65,8 @@ class SampledGradients:
         # The slowest jobs start first, so that no thread is still busy with one when all others are idle.
         jobs = [(part, part_gradients, keys) for (part, part_gradients), keys in zip(elements, chosen, strict=True)]
         jobs.sort(key=lambda job: len(job[-1].rows), reverse=True)
-        # Threads of the BLAS would compete with these threads.
-        with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as threads:
-            expectations = list(threads.map(lambda job: self._expected(job[0], job[1], job[2], rows), jobs))
+        with on_all_cores() as map_parts:
+            expectations = list(map_parts(lambda job: self._expected(job[0], job[1], job[2], rows), jobs))
         for (part, part_gradients, keys), expected in zip(jobs, expectations, strict=True):
             for path, right in expected.items():
                 self._compare(path, part_gradients[path], right, part, rows if path == self.query else keys.keys, rows)

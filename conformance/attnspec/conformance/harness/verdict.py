@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnspec.conformance.harness.plotting import Compared, figure
 from attnspec.conformance.judging.comparison import distinct_texts
@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 
 OPEN = "NaN, an infinity or a query without keys"
 """Sources of numbers that the declared choices leave open."""
+
+
+class RightIf(NamedTuple):
+    """A reading of a call under which its result is right; ``precision`` is its class, if that is what differs."""
+
+    reading: str = ""
+    precision: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,8 @@ class Verdict:
             wide, or every number is left open; else empty.
         together: an error that many rows share and no single number shows; else empty.
         ensemble: number of rows that were tested for such errors, or the reason why none were, as text.
-        hidden, diagnose, propose: functions that compute ``cannot_see``, ``diagnosis`` and ``explained_by``.
+        hidden, diagnose, propose: functions that compute ``cannot_see``, ``diagnosis``, and the reading under which a
+            wrong result is right.
     """
 
     operation: str
@@ -69,7 +77,7 @@ class Verdict:
     ensemble: str = ""
     hidden: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
     diagnose: Callable[[], str] = field(default=str, repr=False, compare=False)
-    propose: Callable[[], str] = field(default=str, repr=False, compare=False)
+    propose: Callable[[], RightIf] = field(default=RightIf, repr=False, compare=False)
     compared: tuple[Compared, ...] = field(default=(), repr=False, compare=False)
 
     @cached_property
@@ -88,12 +96,24 @@ class Verdict:
         """
         return self.diagnose()
 
-    @cached_property
+    @property
+    def right_if(self) -> str:
+        """Another reading of the call under which a wrong result is right; empty if there is none.
+
+        Computed on access, by one more judgement per reading.
+        """
+        return self._right_reading.reading
+
+    @property
     def explained_by(self) -> str:
         """The narrowest precision class under which a wrong result is right; empty if there is none.
 
         Computed on access, by one more judgement per class.
         """
+        return self._right_reading.precision
+
+    @cached_property
+    def _right_reading(self) -> RightIf:
         return self.propose()
 
     def plot(self) -> "Figure":
@@ -115,17 +135,22 @@ class Verdict:
         else:
             outcome = f"wrong: {self.together if self.worst is None else self.worst}"
         explanations = [f"diagnosis: {self.diagnosis}"] if self.diagnosis else []
-        explanations += [f"explained by precision {self.explained_by}"] if self.explained_by else []
+        if self.explained_by:
+            explanations.append(f"explained by precision {self.explained_by}")
+        elif self.right_if:
+            explanations.append(f"right if {self.right_if}")
         shared = [f"errors shared by many rows: {self.ensemble}"] if self.ensemble else []
         hides = [f"these inputs would hide: {', '.join(self.cannot_see)}"] if self.cannot_see else []
-        return "\n".join([f"{head} is {outcome}", *explanations, f"judged: {self._extent}", *shared, *hides])
-
-    @property
-    def _extent(self) -> str:
-        # Smaller shares would be printed as 0 %.
-        too_wide = f"{self.untold:.0%} of the numbers have budgets too wide to judge" if self.untold >= 0.005 else ""
-        share = f"{self.left_open:.0%}" if self.left_open >= 0.005 else "less than 1%"
-        left_open = f"{share} are left open, because they come from {OPEN}" if self.left_open else ""
-        return "; ".join(filter(None, (self.judged, too_wide, left_open)))
+        extent = extent_text(self.judged, self.untold, self.left_open)
+        return "\n".join([f"{head} is {outcome}", *explanations, f"judged: {extent}", *shared, *hides])
 
     __repr__ = __str__
+
+
+def extent_text(judged: str, untold: float, left_open: float) -> str:
+    """Return what was judged, and the shares of what was not, as text."""
+    # Smaller shares would be printed as 0 %.
+    too_wide = f"{untold:.0%} of the numbers have budgets too wide to judge" if untold >= 0.005 else ""
+    share = f"{left_open:.0%}" if left_open >= 0.005 else "less than 1%"
+    open_text = f"{share} are left open, because they come from {OPEN}" if left_open else ""
+    return "; ".join(filter(None, (judged, too_wide, open_text)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from attnspec.reference.budget.error_array import WIDTH, Approximate, Extremes
 from attnspec.reference.budget.joint import Joint
-from attnspec.reference.budget.numbers import SINGLE, Numbers, is_real
+from attnspec.reference.budget.numbers import SINGLE, Numbers, is_real, widened
 from attnspec.reference.budget.ordered import Ordered
 from attnspec.reference.budget.rigorous import Rigorous
 from attnspec.reference.budget.sampled import deviations
@@ -131,4 +131,4 @@ def _run(
 ) -> Any:
     """Run the formula on wrapped float arrays; the integers it counts with are wrapped too."""
     with arithmetic(lambda numbers: wrap(np.zeros(0, wide))._counted(numbers.astype(wide))):
-        return formula(**map_tree(dict(arguments), lambda _, x: wrap(x.astype(wide)) if is_real(x) else x))
+        return formula(**map_tree(dict(arguments), lambda _, x: wrap(widened(x, wide)) if is_real(x) else x))

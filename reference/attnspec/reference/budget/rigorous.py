@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from attnspec.reference.budget.error_array import UNKNOWN, Approximate
-from attnspec.reference.budget.numbers import Numbers, Softmax
+from attnspec.reference.budget.numbers import SINGLE, Numbers, Softmax, magnitudes_product, singly_multiplied
 from attnspec.reference.budget.softmax import (
     LARGEST_EXPONENT,
     WeightErrors,
@@ -35,7 +35,11 @@ class Rigorous(Approximate):
         magnitude = np.abs(value)
         reach = magnitude + error
         self._note_peak(reach, magnitude, error)
-        return self._computed(value, error + (units * p.accumulation + p.stored) * reach + p.smallest, **attributes)
+        reach *= units * p.accumulation + p.stored
+        reach += error
+        if p.smallest:
+            reach += p.smallest
+        return self._computed(value, reach, **attributes)
 
     def _note_peak(self, reach: Numbers, magnitude: Numbers | None = None, error: Numbers | float = 0.0) -> None:
         """Raise ``extremes.peak`` to the largest element of ``reach``, which is magnitude plus error."""
@@ -77,6 +81,8 @@ class Rigorous(Approximate):
         return self._rounded(value, error + self.storage_rounding(a, b) * (np.abs(value) + error))
 
     def _divide(self, value: Numbers, a: Self, b: Self) -> Self:
+        if not b.has_errors and np.count_nonzero(b.value) == b.value.size:
+            return self._rounded(value, a.error / b.magnitude, 3.0)
         least = b.magnitude - b.error
         error = np.where(least > 0, (a.error + np.abs(value) * b.error) / np.where(least > 0, least, 1), np.inf)
         # A product with the reciprocal rounds twice, and the reciprocal may have been computed from a rounded root.
@@ -126,7 +132,7 @@ class Rigorous(Approximate):
             return self._computed(value, self._pooling_error(a, b, value))
         terms = a.shape[-1]
         left, right = a.magnitude_in_sums, b.magnitude_in_sums
-        absolute = left @ right
+        absolute = magnitudes_product(left, right)
         self._note_peak(absolute)
         if p.inputs_smallest:
             self._note_peak(left)
@@ -138,15 +144,16 @@ class Rigorous(Approximate):
         if b.operand_step:
             error = error + b.operand_step * left.sum(-1, keepdims=b.ndim > 1)
         if a.has_errors:
-            error = error + a.error @ (right + b.error)
+            error = error + magnitudes_product(a.error, right + b.error)
         if b.has_errors:
-            error = error + left @ b.error
+            error = error + magnitudes_product(left, b.error)
         # (xw)b may be computed as x(wb): the other order rounds wb. ``factors`` tells the next product x and w.
         other = a.other_order(b)
         if other is not None:
             error = error + p.operand * (other[0] @ other[1])
         factors = (a, b) if a.is_input and b.is_input else None
-        return self._rounded(value, error + terms * p.smallest, 0.0, factors=factors, terms=terms)
+        error = error + terms * p.smallest if p.smallest else error
+        return self._rounded(value, error, 0.0, factors=factors, terms=terms)
 
     def _pooling_error(self, a: Self, b: Self, value: Numbers) -> Numbers:
         """Error bound of pooled values o = Σ αⱼ vⱼ.
@@ -157,12 +164,17 @@ class Rigorous(Approximate):
         """
         p, w = self.precision, a.weights
         alpha, v = a.value, b.value
-        factor = alpha * w.relative / w.least_sum
+        factor = alpha * w.relative
+        factor /= w.least_sum
         total = factor.sum(-1, keepdims=True)
-        squares, square = factor @ v**2, value**2 * total
-        spread = squares - 2 * value * (factor @ v) + square
-        # The difference may cancel: its own rounding error in double precision is added.
-        spread = np.maximum(spread, 0) + 2.0**-50 * (squares + square)
+        width = v.shape[-1]
+        columns = np.concatenate([v**2, np.maximum(v, 0), np.maximum(-v, 0)], axis=-1)
+        squares, above, below = np.split(magnitudes_product(factor, columns), [width, 2 * width], axis=-1)
+        square = value**2 * total
+        spread = squares - 2 * value * (above - below) + square
+        # The difference may cancel: its own rounding error is added.
+        rounding = 4 * (v.shape[-2] + 4) * SINGLE if singly_multiplied(factor, columns) else 2.0**-50
+        spread = np.maximum(spread, 0) + rounding * (squares + square)
         reached = w.attendable.any(-2)[..., None]  # keys that some query may attend to
         all_reached, inf = bool(reached.size and reached.all()), np.inf
 
@@ -176,9 +188,9 @@ class Rigorous(Approximate):
         keys, u = a.shape[-1], p.accumulation
         counted = among(b.magnitude, 0.0)
         # Roundings are relative to the sum with the erroneous weights, which may be larger than that with α.
-        moved = np.minimum(factor @ counted, counted.max(-2, keepdims=True, initial=0.0))
+        moved = np.minimum(above + below, counted.max(-2, keepdims=True, initial=0.0))
         of_values = alpha @ b.error if b.has_errors else 0.0
-        mass = alpha @ counted + of_values + moved
+        mass = magnitudes_product(alpha, counted) + of_values + moved
         roundings = (keys * u + p.weights + b.operand_rounding + 2 * u) * mass + (keys + 2) * u * np.abs(value)
         sums = counted.sum(-2, keepdims=True)
         self._note_peak(sums)

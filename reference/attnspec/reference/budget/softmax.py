@@ -6,11 +6,12 @@ standard deviations are those of :mod:`~attnspec.reference.budget.statistical`.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from attnspec.reference.budget.error_array import UNKNOWN, WIDTH
-from attnspec.reference.budget.numbers import Numbers, Softmax, as_double, longest_runs
+from attnspec.reference.budget.numbers import SINGLE, Numbers, Softmax, as_double, longest_runs
 from attnspec.reference.normalization import log_softmax
 from attnspec.spec.contract.precision import Precision
 
@@ -26,6 +27,9 @@ h = k units, but is likely to come near: eight standard deviations of h/8 would 
 4/3 h² in the sum of squares, the budget is at least h plus 4 standard deviations σ of the others, because
 (h + 4σ)² ≤ 4/3 h² + (8σ)².
 """
+
+MANY_WEIGHTS = 2**16
+"""Number of weights from which their errors are computed in single precision, to save time."""
 
 LARGEST_EXPONENT = 700.0
 """Exponents beyond this overflow in double precision."""
@@ -57,45 +61,83 @@ def statistical_weights(
     """
     p, u = precision, precision.accumulation
     weights, shifted, attendable, _, logarithm, masked = softmax
-    alpha, drop = as_double(weights), as_double(shifted)
-    error = np.where(attendable, errors, 0.0) if masked else errors
-    d = np.minimum(np.sqrt(error**2 + u**2 * (1 + drop**2)), 1.0)
-    reach = WIDTH * (np.where(attendable, d, 0.0) if masked else d)
-    relative = np.expm1(reach) / WIDTH
-    squares = (alpha * relative) ** 2
+    dtype = _dtype_of_errors(weights, p)
+    alpha, drop, errors = (x.astype(dtype, copy=False) for x in (weights, shifted, errors))
+    error = np.where(attendable, errors, dtype.type(0)) if masked else errors
+    # Arrays of all pairs are overwritten where possible: to read and write memory takes most of the time.
+    reach = u**2 * (1 + drop**2)
+    reach += error**2
+    np.sqrt(reach, out=reach)
+    np.minimum(reach, 1.0, out=reach)
+    reach *= WIDTH
+    if masked:
+        reach *= attendable
     least_sum = _least_sum(alpha, reach)
-    others = squares.sum(-1, keepdims=True) - squares
-    # Relative to the weight, whose square may underflow.
-    variance = ((relative * (1 - alpha)) ** 2 + others) / least_sum**2
+    relative = np.expm1(reach, out=reach)
+    relative /= WIDTH
+    weighted = alpha * relative
+    squares = (weighted * weighted).sum(-1, keepdims=True)
+    # relative² (1 − α)² + Σ of the others' (α relative)²; relative to the weight, whose square may underflow.
+    variance = relative * relative
+    variance *= 1 - 2 * alpha
+    variance += squares
+    # Both terms are alike where one key has all the weight: there their difference has rounding errors of its own.
+    variance += 4 * np.finfo(dtype).eps * squares
+    np.maximum(variance, 0.0, out=variance)
+    variance /= least_sum**2
     repeats = _largest_multiplicity(drop, attendable)
     # Implementations may compute weights as exp(e − L) with a rounded L, the logarithm of the sum.
     level = 0.6 * u * logarithm
-    variance = variance + u**2 + variance_of_sum(repeats, drop.shape[-1], u) + level**2
-    sigma = np.minimum(alpha * np.sqrt(variance), np.maximum(alpha, 1 - alpha)) + p.weights_smallest
+    variance += (u**2 + variance_of_sum(repeats, drop.shape[-1], u) + level**2).astype(dtype)
+    sigma = np.sqrt(variance, out=variance)
+    sigma *= alpha
+    np.minimum(sigma, np.maximum(alpha, 1 - alpha), out=sigma)
+    sigma += p.weights_smallest
     # First order fails in rows with a score whose 8σ exceeds ½: there only a bound can judge.
-    unsure = (WIDTH * error > 0.5).any(-1, keepdims=True)
-    sigma = np.where(unsure & (alpha < 1), UNKNOWN, sigma)
+    unsure = (error > 0.5 / WIDTH).any(-1, keepdims=True)
+    if unsure.any():
+        sigma = np.where(unsure & (alpha < 1), UNKNOWN, sigma)
     return weights, np.where(attendable, sigma, 0.0) if masked else sigma, repeats, level
 
 
 def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers, WeightErrors]:
     """Return weights, error bounds (both (..., n, m)) and relative errors from the scores' bounds."""
     p, u = precision, precision.accumulation
-    alpha, shifted, attendable, _, logarithm, masked = softmax
-    delta = errors + 3 * u * np.abs(shifted) + 6 * u
-    delta = np.minimum(delta, LARGEST_EXPONENT)
+    weights, shifted, attendable, _, logarithm, masked = softmax
+    dtype = _dtype_of_errors(weights, p)
+    alpha = weights.astype(dtype, copy=False)
+    delta = np.abs(shifted, dtype=dtype, casting="same_kind")
+    delta *= 3 * u
+    delta += errors.astype(dtype, copy=False)
+    delta += 6 * u
+    # Exponentials of more overflow in this dtype.
+    np.minimum(delta, LARGEST_EXPONENT if dtype == np.float64 else LARGEST_EXPONENT / 8, out=delta)
     if masked:
-        delta = np.where(attendable, delta, 0.0)
-    relative = np.expm1(delta)
+        delta = np.where(attendable, delta, dtype.type(0))
     least_sum = _least_sum(alpha, delta)
-    growth = alpha * relative
-    others = growth.sum(-1, keepdims=True) - growth
-    error = ((1 - alpha) * growth + alpha * others) / least_sum
-    error = np.minimum(error, np.maximum(alpha, 1 - alpha))
+    relative = np.expm1(delta, out=delta)
+    # (1 − α) growth + α Σ of the others' growth
+    error = alpha * relative
+    total = error.sum(-1, keepdims=True)
+    error *= 1 - 2 * alpha
+    error += alpha * total
+    error /= least_sum
+    np.minimum(error, np.maximum(alpha, 1 - alpha), out=error)
     common = 2 * u * logarithm
-    error = error + ((attendable.shape[-1] + 2) * u + common) * alpha + p.weights_smallest
+    error += ((attendable.shape[-1] + 2) * u + common).astype(dtype) * alpha
+    error *= 1 + 8 * np.finfo(dtype).eps
+    error += p.weights_smallest
     error = np.where(attendable, error, 0.0) if masked else error
-    return alpha, error, WeightErrors(relative, least_sum, attendable, common)
+    return weights, error, WeightErrors(relative, least_sum, attendable, common)
+
+
+def _dtype_of_errors(weights: Numbers, precision: Precision) -> np.dtype[Any]:
+    """Return single precision for the errors of many weights, else double.
+
+    Relative errors of weights are at least that of the accumulation, so that single precision holds their squares, too.
+    """
+    large = weights.size >= MANY_WEIGHTS and precision.accumulation >= SINGLE
+    return np.dtype(np.float32 if large else np.float64)
 
 
 def variance_of_sum(repeats: Numbers, keys: int, u: float) -> Numbers:
@@ -181,5 +223,10 @@ def _largest_multiplicity(scores: Numbers, attendable: Numbers) -> Numbers:
     keys = scores.shape[-1]
     if keys < 2:
         return np.full((*scores.shape[:-1], 1), float(keys))
-    ordered = np.sort(np.where(attendable, np.round(scores * SCORE_GRID), np.nan), axis=-1)
-    return longest_runs(ordered)
+    # Single precision holds all steps below 2²⁴; weights of lower scores are 0.
+    steps = (scores * SCORE_GRID).astype(np.float32)
+    np.rint(steps, out=steps)
+    if not attendable.all():
+        steps[~attendable] = np.nan
+    steps.sort(axis=-1)
+    return longest_runs(steps)

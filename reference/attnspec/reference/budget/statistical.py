@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from attnspec.reference.budget.error_array import WIDTH, Approximate
-from attnspec.reference.budget.numbers import EqualTerms, Numbers, Softmax, as_double
+from attnspec.reference.budget.numbers import EqualTerms, Numbers, Softmax, as_double, magnitudes_product
 from attnspec.reference.budget.softmax import (
     statistical_logarithms,
     statistical_sums,
@@ -62,7 +62,8 @@ class Statistical(Approximate):
         relative = (spread * p.accumulation) ** 2 + (0.6 * p.stored) ** 2
         if relative:
             variance = variance + relative * as_double(value) ** 2
-        deviation: Numbers = np.sqrt(variance) + self.floor
+        deviation = np.sqrt(variance)
+        deviation += self.floor
         return deviation
 
     def _variance_of_terms(self, *terms: Self) -> Numbers:
@@ -101,6 +102,8 @@ class Statistical(Approximate):
         return self._rounded(value, variance)
 
     def _divide(self, value: Numbers, a: Self, b: Self) -> Self:
+        if not b.has_errors:
+            return self._rounded(value, (a.error / as_double(b.value)) ** 2)
         return self._rounded(value, (a.error**2 + (as_double(value) * b.error) ** 2) / as_double(b.value) ** 2)
 
     _true_divide = _divide
@@ -169,12 +172,12 @@ class Statistical(Approximate):
         p = self.precision
         terms, floor, double = a.shape[-1], self.floor, as_double(value)
         left, right = a.squares_in_sums, b.squares_in_sums
-        squares = left @ right
+        squares = magnitudes_product(left, right)
         operands = (0.6 * a.operand_rounding) ** 2 + (0.6 * b.operand_rounding) ** 2
         # Variance of the relative error that all attention weights of a row share: that of their sum, or its logarithm.
         shared = 0.0 if a.weights is None else variance_of_sum(a.weights, terms, p.accumulation) + a.level**2
         summing = self._summing_variance(double, squares, terms, lambda: (a.value, b.value))
-        variance = summing + operands * squares
+        variance = summing + operands * squares if operands else summing
         # The format of operands has a smallest step, which limits small numbers absolutely, not relatively.
         if a.operand_step > floor:
             matrices = a.ndim > 1 and b.ndim > 1
@@ -190,9 +193,9 @@ class Statistical(Approximate):
             if a.weights is not None:
                 # The error that all weights of a row share multiplies the result by one factor, counted below.
                 own = np.maximum(own - shared * left, 0.0)
-            variance = variance + max(a.repeats, a.own_terms.count) * (own @ right)
+            variance = variance + max(a.repeats, a.own_terms.count) * magnitudes_product(own, right)
         if b.has_errors:
-            variance = variance + (left + a.error**2) @ b.error**2
+            variance = variance + magnitudes_product(left + a.error**2, b.error**2)
         if a.weights is not None:
             # Equal attention weights err alike when rounded as operands. ``a.weights``: most equal weights in a row;
             # ``share``: their largest part of the row's sum, 1.
