@@ -560,8 +560,8 @@ def test_a_second_run_with_the_pasted_declaration_conforms(tmp_path: Path) -> No
     assert "precision tf32 at float32: declare it only if the kernel rounds like this" in first.stdout
     place = "in dot_scores (backend.py:"
     for limit, line in {
-        "max_length: dot_scores raised ValueError: more than 40 are not supported": 13,
-        "dtypes: dot_scores raised TypeError: float64 is not supported": 11,
+        "max_length: dot_scores raised ValueError: more than 40 are not supported": 12,
+        "dtypes: dot_scores raised TypeError: float64 is not supported": 10,
     }.items():
         assert f"limits {limit}, {place}{line})" in first.stdout
     assert "is violated by" not in first.stdout

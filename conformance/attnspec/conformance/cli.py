@@ -49,8 +49,8 @@ TEXT_WIDTH = 132
 """Columns of running text without a terminal."""
 
 EXIT_STATUS = (
-    "Exit status: 0 conforms, 1 violates, conforms only as declared below, or an expected failure passed, 2 the call or the backend cannot be used, the "
-    "run ended early, or a report could not be written."
+    "Exit status: 0 conforms, 1 violates, conforms only as declared below, or an expected failure passed, 2 the call "
+    "or the backend cannot be used, the run ended early, or a report could not be written."
 )
 WORKERS = "number of worker processes; by default one per core"
 IN_PROCESS = f"{HELP['in_process']}; or isolated from it, the default for all but attnspec's own backends"

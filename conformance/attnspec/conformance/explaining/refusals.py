@@ -298,7 +298,11 @@ def _minimum(refused_by_size: Mapping[int, Outcome]) -> int:
     """Return the smallest accepted size if exactly all smaller ones are refused; else 0."""
     accepted = [size for size, refused in refused_by_size.items() if refused is False]
     smallest = min(accepted, default=0)
-    return smallest if all((bool(refused) if size < smallest else refused is False) for size, refused in refused_by_size.items()) else 0
+    return (
+        smallest
+        if all((bool(refused) if size < smallest else refused is False) for size, refused in refused_by_size.items())
+        else 0
+    )
 
 
 def _partition(outcomes: Mapping[int, Outcome]) -> tuple[list[int], list[int]]:

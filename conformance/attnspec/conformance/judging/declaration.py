@@ -21,8 +21,8 @@ class Contract:
     """A backend's validated declaration.
 
     ``origin`` is the name by which snippets load the backend. ``health`` is no declaration: it is here because all that
-    call the backend share it. ``assumed`` are choices, contained in ``semantics``, that the backend was observed to make
-    and does not declare.
+    call the backend share it. ``assumed`` are choices in ``semantics`` that the backend was observed to make and does
+    not declare.
     """
 
     name: str

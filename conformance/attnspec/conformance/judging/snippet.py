@@ -133,8 +133,8 @@ sys.exit(bool(np.any(~(np.abs(got - expected) <= {float(np.max(violation.budget)
         derived = not _same_arguments(violation.arguments or arguments, arguments)
         body = f"\n{DERIVED}" if derived else ""
         # Choices that the backend does not declare, but was observed to make.
-        choices = subject.contract.assumed
-        assumed = f", semantics={dict(choices)!r}" if choices else ""
+        observed = dict(subject.contract.assumed)
+        assumed = f", semantics={observed!r}" if observed else ""
         hang_option = "" if hang_after is None else f", hang_after={hang_after:g}"
         body += textwrap.dedent(f"""
             sys.exit(

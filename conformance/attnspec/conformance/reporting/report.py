@@ -132,13 +132,12 @@ class Report:
         A backend that conforms only with the proposed declaration violates, unless the setting ``accept_observed`` says
         otherwise.
         """
-        if self.conforms_as_observed and self.settings.accept_observed:
-            return "conforms"
         if self.violations:
             return "violates"
         if self.interrupted or any(r.unchecked for r in self.results):
             return "unusable"
-        return "conforms" if self.counts[Status.PASSED] or self.expected else "unusable"
+        judged = self.counts[Status.PASSED] or self.expected or self.conforms_as_observed
+        return "conforms" if judged else "unusable"
 
     @property
     def is_explained(self) -> bool:
@@ -164,8 +163,9 @@ class Report:
 
     @cached_property
     def violations(self) -> list[Result]:
-        """The violations that were not expected."""
-        return [r for r in self.results if r.violates and key(r) not in self.expected]
+        """The violations that were neither expected nor accepted."""
+        accepted = self.declaration.explained if self.conforms_as_observed and self.settings.accept_observed else {}
+        return [r for r in self.results if r.violates and key(r) not in self.expected and key(r) not in accepted]
 
     @cached_property
     def expected(self) -> dict[tuple[str, str, str], Expectation]:

@@ -168,7 +168,8 @@ class InProcess:
         case, contain = replace(self.case, laws=tuple(r.law for r in causes)), self.containment()
         with self.marking() as mark:
             judging = partial(self._judge, mark, contract, case, contain=contain)
-            results, _ = contain(f"judging {case.id} under the observed choices", judging, [])
+            no_results: list[Result] = []
+            results, _ = contain(f"judging {case.id} under the observed choices", judging, no_results)
         again = {r.law: r for r in results if r.law in violated_by_numbers([r]) and r.counterexample is not None}
         return {
             r.law: replace(
