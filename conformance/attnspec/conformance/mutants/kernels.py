@@ -75,7 +75,7 @@ def wide_window(correct: Formulas, n: int, m: int, *, window: Any = None) -> Num
     "window with one key too few",
     replaces="sliding_window_mask",
     operations=(GroupedQueryAttention, VariableLengthAttention, SlidingWindowMask),
-    breaks=("masking.equals-explicit-mask", "kernels.window-and-document-masks", "operation.oracle"),
+    breaks=("masking.equals-explicit-mask", "operation.oracle"),
     source="huggingface/transformers#29623: sliding_window − 1 where sliding_window is meant",
 )
 def narrow_window(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
