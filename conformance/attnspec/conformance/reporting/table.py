@@ -51,8 +51,8 @@ def print_report(report: Report, console: Console) -> None:
     console.print(f"not tried: {'; '.join(shown.not_tried)}{longer}", highlight=False)
     if report.declaration:
         accepted = report.settings.accept_observed
-        text = paste_text(conforms=report.conforms_as_observed, accepted=accepted)
-        console.print(f"\n{text}\n", highlight=False)
+        heading = paste_text(conforms=report.conforms_as_observed, accepted=accepted)
+        console.print(f"\n{heading}\n", highlight=False)
         console.print(Text(report.declaration.text), soft_wrap=True)
 
 
