@@ -160,8 +160,8 @@ EXAMPLE = re.compile(
 VERDICTS = {m["file"]: m.groupdict() for m in EXAMPLE.finditer(read("docs/verdict-examples.md"))}
 
 
-def test_the_page_on_verdicts_has_nine_examples() -> None:
-    assert len(VERDICTS) == read("docs/verdict-examples.md").count("```python\n# ") == 9
+def test_the_page_on_verdicts_has_eleven_examples() -> None:
+    assert len(VERDICTS) == read("docs/verdict-examples.md").count("```python\n# ") == 11
 
 
 @pytest.mark.slow

@@ -73,7 +73,8 @@ def test_a_gru_that_declares_the_normative_reset_is_convicted(tmp_path: Path) ->
     chosen += ["--law", "operation.oracle", "--law", "semantics.gru_reset"]
     done = subprocess.run([*command, *chosen], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "explained by semantics gru_reset = after" in done.stdout
+    assert done.stdout.startswith("undeclared conforms as declared below\n")
+    assert "gru_reset = after: " in done.stdout
     assert '"gru_reset": "after"' in done.stdout.splitlines()[-1]
 
 

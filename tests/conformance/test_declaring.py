@@ -32,7 +32,7 @@ from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.reporting.report import Report
 from attnspec.conformance.reporting.table import violations
 from attnspec.conformance.reporting.verdict_page import as_html
-from attnspec.conformance.running.messages import PASTE
+from attnspec.conformance.running.messages import PASTE, paste_text
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
@@ -564,21 +564,33 @@ def test_a_second_run_with_the_pasted_declaration_conforms(tmp_path: Path) -> No
     call = ("check", write_backend(tmp_path, CODE), "--operation", "dot_scores", "--json", "r.json", "--workers", "2")
     first = attnspec(*call, folder=tmp_path)
     assert first.returncode == 1, first.stderr
-    pasted = first.stdout.partition(PASTE)[2]
+    assert "mine conforms as declared below" in first.stdout
+    pasted = first.stdout.partition(paste_text(conforms=True, accepted=False))[2]
     assert pasted.split("\n\n")[1].splitlines() == [
         'precision = {"float32": "tf32"}',
         'limits = {"dtypes": ("float32",), "max_length": 40}',
     ]
-    assert "explained by precision tf32: " in first.stdout
-    assert "explained by limits max_length = 40 and dtypes = float32: " in first.stdout
+    assert "precision tf32 at float32: declare it only if the kernel rounds like this" in first.stdout
+    place = "in dot_scores (backend.py:"
+    for limit, line in {
+        "max_length: dot_scores raised ValueError: more than 40 are not supported": 12,
+        "dtypes: dot_scores raised TypeError: float64 is not supported": 10,
+    }.items():
+        assert f"limits {limit}, {place}{line})" in first.stdout
     assert "is violated by" not in first.stdout
     document = json.loads((tmp_path / "r.json").read_text())
     jsonschema.validate(document, SCHEMA)
     assert all(r["explained_by"] for r in document["results"] if r["status"] == "failed")
+    assert (document["verdict"], document["conforms_as_observed"]) == ("violates", True)
+    accepted = attnspec(*call, "--accept-observed", folder=tmp_path)
+    assert accepted.returncode == 0, accepted.stdout
+    document = json.loads((tmp_path / "r.json").read_text())
+    jsonschema.validate(document, SCHEMA)
+    assert (document["verdict"], document["exit_status"]) == ("conforms", 0)
     write_backend(tmp_path, CODE + pasted)
     second = attnspec(*call, folder=tmp_path)
     assert second.returncode == 0, second.stdout
-    assert PASTE not in second.stdout
+    assert "paste these attributes" not in second.stdout
 
 
 TILE_BORDER = """

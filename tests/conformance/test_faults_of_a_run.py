@@ -64,6 +64,23 @@ print(raised, interruption.reason)
 """
 """A signal whose first exception is swallowed; after it is acknowledged, another signal."""
 
+RESUMED = """
+import os, signal
+from attnspec.conformance.running.interruption import Interruption
+
+interruption = Interruption()
+interruption.hold()
+interruption.release()
+interruption.acknowledge()
+os.kill(os.getpid(), signal.SIGTERM)
+try:
+    interruption.resume()
+    os.kill(os.getpid(), signal.SIGTERM)
+except KeyboardInterrupt as interrupt:
+    print("resumed:", interrupt)
+"""
+"""A signal in a second part of a run, after the end of the first part was acknowledged."""
+
 SIGNAL_WHILE_IMPORTED = """
 import os, runpy, signal, sys
 
@@ -161,6 +178,11 @@ def test_a_signal_is_raised_until_it_is_acknowledged() -> None:
 
 
 @pytest.mark.skipif(not HAS_PROC, reason="the system does not say what processes there are")
+def test_a_signal_is_raised_again_once_the_run_resumes() -> None:
+    done = subprocess.run([sys.executable, "-c", RESUMED], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "resumed: interrupted\n"), done.stderr
+
+
 def test_temporary_files_of_a_killed_run_are_removed_by_the_next(tmp_path: Path) -> None:
     with start_check(tmp_path, hostile.before_each_call(hostile.TOUCH_AND_WAIT)) as process:
         process.kill()

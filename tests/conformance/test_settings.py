@@ -34,6 +34,8 @@ CHOSEN = Settings(
     hang_after=2.5,
     fail_fast=True,
     time_limit=90.0,
+    accept_observed=True,
+    declared='{"semantics": {}}',
     only="only.txt",
     shared_folder="somewhere/else",
 )
@@ -78,7 +80,7 @@ def test_without_arguments_settings_are_the_defaults(pytestconfig: pytest.Config
 
 
 @pytest.mark.parametrize(
-    "option", [o for o in OPTIONS if o.setting not in ("shared_folder", "only")], ids=lambda o: o.name
+    "option", [o for o in OPTIONS if o.setting not in ("shared_folder", "only", "declared")], ids=lambda o: o.name
 )
 def test_the_command_has_every_option(option: Option) -> None:
     parameter = COMMAND[option.name.replace("-", "_")]
@@ -93,7 +95,7 @@ def test_the_command_has_every_option(option: Option) -> None:
 
 def test_the_command_has_no_other_settings() -> None:
     settings = {o.name.replace("-", "_") for o in OPTIONS}
-    assert settings - COMMAND.keys() == {"shared_folder", "only"}
+    assert settings - COMMAND.keys() == {"shared_folder", "only", "declared"}
     assert COMMAND.keys() - settings == {"backend", "workers", "json", "html", "junit"}
     profile = next(p for p in COMMANDS.commands["mutants"].params if p.name == "profile")
     assert (profile.default, profile.help) == (COMMAND["profile"].default, COMMAND["profile"].help)
@@ -107,6 +109,8 @@ def test_a_suite_has_the_settings_as_attributes() -> None:
         "hang_after",
         "fail_fast",
         "time_limit",
+        "accept_observed",
+        "declared",
         "only",
         "shared_folder",
     }

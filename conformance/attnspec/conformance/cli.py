@@ -49,8 +49,8 @@ TEXT_WIDTH = 132
 """Columns of running text without a terminal."""
 
 EXIT_STATUS = (
-    "Exit status: 0 conforms, 1 violates or an expected failure passed, 2 the call or the backend cannot be used, the "
-    "run ended early, or a report could not be written."
+    "Exit status: 0 conforms, 1 violates, conforms only as declared below, or an expected failure passed, 2 the call "
+    "or the backend cannot be used, the run ended early, or a report could not be written."
 )
 WORKERS = "number of worker processes; by default one per core"
 IN_PROCESS = f"{HELP['in_process']}; or isolated from it, the default for all but attnspec's own backends"
@@ -135,6 +135,9 @@ def check(
     time_limit: Annotated[float, typer.Option(help=HELP["time_limit"])] = Settings.time_limit,
     expect: Annotated[str | None, typer.Option(help=HELP["expect"])] = Settings.expect,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help=HELP["fail_fast"])] = Settings.fail_fast,
+    accept_observed: Annotated[
+        bool, typer.Option("--accept-observed", help=HELP["accept_observed"])
+    ] = Settings.accept_observed,
     in_process: Annotated[bool | None, typer.Option("--in-process/--isolated", help=IN_PROCESS)] = None,
     sandbox: Annotated[str, typer.Option(help=HELP["sandbox"])] = Settings.sandbox,
     json: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
@@ -147,8 +150,9 @@ def check(
     operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
     inside = comes_with_attnspec(backend) if in_process is None else in_process
     settings = Settings(
-        profile, seed, device, operations, laws, dtypes, expect, inside, sandbox, hang_after, fail_fast, time_limit
-    )
+        profile, seed, device, operations, laws, dtypes, expect, inside, sandbox, hang_after, fail_fast, time_limit,
+        accept_observed=accept_observed,
+    )  # fmt: skip
     processes = _processes(workers)
     if not 0 < hang_after <= MAX_HANG_AFTER:
         _unusable(f"--hang-after: expected more than 0 and at most {MAX_HANG_AFTER:,} seconds; got {hang_after:g}")

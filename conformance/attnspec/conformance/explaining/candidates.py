@@ -1,6 +1,6 @@
 """Candidates of a diagnosis: known defects that predict a backend's results."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -124,12 +124,22 @@ def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results |
 
 
 def mutant_candidates(
-    subject: Subject, wrong: Probe, used_steps: Collection[str], *, of_operation: bool, without: Collection[str] = ()
+    subject: Subject,
+    wrong: Probe,
+    used_steps: Collection[str],
+    *,
+    of_operation: bool,
+    without: Collection[str] = (),
+    instead: Mapping[str, str] | None = None,
 ) -> Iterator[Candidate]:
     """Yield mutants that alter one of the used steps: those of the operation, or all others.
 
     Mutants whose wrong numbers are of the same kind, gradients or results, come first; among these, those of the dtype.
+    They make the choices ``instead`` in place of the declared ones.
     """
+    choices = {**vars(subject.semantics), **(instead or {})}
+    beside = "".join(f" This is with {q} = {x}, where {getattr(subject.semantics, q)} is declared."
+                     for q, x in (instead or {}).items())  # fmt: skip
 
     # A sort key: False comes before True.
     def otherwise_seen(mutant: Mutant) -> tuple[bool, bool]:
@@ -139,11 +149,11 @@ def mutant_candidates(
         if mutant.name in without or (subject.operation.name in mutant.operations) is not of_operation:
             continue
         # A mutant that declares a choice is wrong only under this declaration.
-        if any(getattr(subject.semantics, q, None) != choice for q, choice in mutant.declares.items()):
+        if any(choices.get(q) != choice for q, choice in mutant.declares.items()):
             continue
         if altered_steps(mutant).intersection(used_steps):
-            sentence = f"The numbers are those of a known defect, “{mutant.name}”: {mutant.statement}"
-            yield Candidate(mutant.name, sentence, computation_by(subject, mutant.backend))
+            sentence = f"The numbers are those of a known defect, “{mutant.name}”: {mutant.statement}{beside}"
+            yield Candidate(mutant.name, sentence, computation_by(subject, mutant.backend, instead))
 
 
 def altered_steps(mutant: Mutant) -> set[str]:
@@ -167,12 +177,15 @@ def used_steps(subject: Subject, probe: Probe) -> set[str]:
     return used
 
 
-def computation_by(subject: Subject, make: Callable[[], Library]) -> Callable[[Probe, Arguments], Results]:
+def computation_by(
+    subject: Subject, make: Callable[[], Library], instead: Mapping[str, str] | None = None
+) -> Callable[[Probe, Arguments], Results]:
     """Return a function that computes probes with a NumPy backend, under the judged backend's choices.
 
-    Each probe gets a new backend, since some mutants remember earlier calls.
+    ``instead`` are choices in place of the declared ones. Each probe gets a new backend, since some mutants remember
+    earlier calls.
     """
-    operation = subject.operation
+    operation, choices = subject.operation, {**subject.choices, **(instead or {})}
 
     def compute(probe: Probe, arguments: Arguments) -> Results:
         if probe.views is not None and arguments is probe.arguments:
@@ -180,7 +193,7 @@ def computation_by(subject: Subject, make: Callable[[], Library]) -> Callable[[P
         else:
             # Some mutants write to their arguments.
             inputs = arguments.passed_as(lambda path: copy_of(arguments[path]))
-        with choosing(**subject.choices):
+        with choosing(**choices):
             backend = make()
             if probe.cotangents is None:
                 result = getattr(backend, operation.name)(**inputs)

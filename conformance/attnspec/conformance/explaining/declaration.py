@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import lcm
 from pprint import pformat
@@ -10,11 +10,12 @@ from typing import Any
 
 from attnspec.conformance.explaining.refusals import REFUSED
 from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.observations import ADVICE
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
-from attnspec.spec.contract.precision import DEFAULTS
-from attnspec.spec.contract.semantics import ASKED_BY, QUESTIONS, Semantics, plain
+from attnspec.spec.contract.precision import DEFAULTS, DeclaredPrecision
+from attnspec.spec.contract.semantics import ASKED_BY, QUESTIONS, DeclaredSemantics, Semantics, plain
 
 MAX_SHOWN = 3
 """Most laws that a line names."""
@@ -29,11 +30,13 @@ LINE_WIDTH = 100
 class Declaration:
     """Attributes that the backend could declare, and the violations that they explain.
 
-    ``attributes`` holds only those that differ from the present ones, ``explained`` the explanation of each violation.
+    ``attributes`` holds only those that differ from the present ones, ``explained`` the explanation of each violation,
+    ``reasons`` a line for each proposed choice, class or limit.
     """
 
     attributes: Mapping[str, Any] = field(default_factory=dict)
     explained: Mapping[Key, str] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.attributes)
@@ -42,6 +45,17 @@ class Declaration:
     def text(self) -> str:
         """The attributes as lines of Python to paste into the adapter."""
         return "\n".join(f"{name} = {_literal(value)}" for name, value in self.attributes.items())
+
+
+def with_attributes(contract: Contract, attributes: Mapping[str, Any]) -> Contract:
+    """Return the contract of a backend with these attributes in place of its own."""
+    read: dict[str, Callable[[Any], Any]] = {
+        "semantics": lambda x: DeclaredSemantics.of(x, OPERATIONS),
+        "precision": lambda x: DeclaredPrecision.of(x, OPERATIONS),
+        "limits": Limits.of,
+    }
+    changes: dict[str, Any] = {name: read[name](value) for name, value in attributes.items()}
+    return replace(contract, **changes)
 
 
 def _literal(value: Any) -> str:
@@ -72,7 +86,25 @@ def declaration(
     }
     attributes["limits"] = limits
     changed = {name: value for name, value in attributes.items() if value and value != present.get(name)}
-    return Declaration(changed, explained)
+    return Declaration(changed, explained, tuple(dict.fromkeys(_reasons(judged, usable, attributes["limits"]))))
+
+
+def _reasons(
+    judged: Iterable[Result], cases: Mapping[tuple[str, str], Mapping[str, Any]], limits: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield a line for each choice, class and limit: its meaning, or the exception that shows it."""
+    messages = {(r.operation, r.dtype, r.law): r.message for r in judged}
+    for (operation, dtype), x in cases.items():
+        for name, choice in x["semantics"].items():
+            question = QUESTIONS[name]
+            raised = messages.get((operation, dtype, question.law), "").partition("raised ")[1:]
+            shown = f" The backend {''.join(raised).partition(ADVICE)[0]}" if choice == "error" and raised[0] else ""
+            yield f"{name} = {choice}: {question.statement}{shown}"
+        if x["precision"]:
+            yield f"precision {x['precision']} at {dtype}: declare it only if the kernel rounds like this"
+        for name, message in x.get("exceptions", {}).items():
+            if message and (name in limits or name == REFUSED):
+                yield f"limits {'dtypes' if name == REFUSED else name}: {operation} raised {message}"
 
 
 def _change_as_text(kind: str, explanation: Mapping[str, Any]) -> str:

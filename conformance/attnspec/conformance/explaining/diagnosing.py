@@ -24,6 +24,7 @@ from attnspec.conformance.explaining.probes import Probe, probe_in_domain
 from attnspec.conformance.explaining.undeclarable_precisions import undeclarable_precision
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.spec.contract.semantics import choices_of_formula
 
 CallBackend = Callable[[Arguments], Results | None]
 """Calls the backend on further arguments; returns None for results of a wrong shape."""
@@ -79,13 +80,22 @@ def ordered_probes(probes: Sequence[Probe]) -> tuple[list[Probe], list[Probe]]:
 def candidate_kinds(subject: Subject, first: Probe, without: Collection[str] = ()) -> Iterator[Iterator[Candidate]]:
     """Yield the kinds of candidates in the order in which they are tried.
 
-    Choices and the operation's own mutants come before factors, which are fitted and so may fit by chance.
+    Choices and the operation's own mutants come before factors, which are fitted and so may fit by chance. The mutants
+    are tried under the declared choices first, then under each other choice of one question: a backend may make it
+    undeclared, and be wrong in another way.
     """
     yield choice_candidates(subject)
     steps_in_use = used_steps(subject, first)
     yield mutant_candidates(subject, first, steps_in_use, of_operation=True, without=without)
     yield factor_candidates(subject, first)
     yield mutant_candidates(subject, first, steps_in_use, of_operation=False, without=without)
+    for question, choices in choices_of_formula(subject.operation).items():
+        for choice in choices:
+            if choice != getattr(subject.semantics, question):
+                instead = {question: choice}
+                yield mutant_candidates(
+                    subject, first, steps_in_use, of_operation=True, without=without, instead=instead
+                )
 
 
 def _explaining(candidates: Iterable[Candidate], probe: Probe, subject: Subject, deadline: float) -> list[Candidate]:

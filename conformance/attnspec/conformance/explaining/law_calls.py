@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,16 @@ import numpy as np
 from attnspec.conformance.explaining.candidates import Candidate, computation_by, copy_of, roundings
 from attnspec.conformance.explaining.probes import Probe
 from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.attendance import live_rows
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.attempt import attempt_once
 from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.laws.common import wide
 from attnspec.conformance.mutants.correct import Library
-from attnspec.spec.contract.semantics import QUESTIONS, Semantics
+from attnspec.spec.contract.semantics import QUESTIONS
 from attnspec.spec.contract.tree import map_tree
 
 Watch = Callable[[str, Any], AbstractContextManager[None]]
@@ -26,6 +27,9 @@ Watch = Callable[[str, Any], AbstractContextManager[None]]
 
 MAX_LAWS = 2
 """Largest number of violated laws whose calls are examined."""
+
+ABOUT_NONFINITE = {"masked_nonfinite", "attendable_nan", "nan_queries", "minus_infinity"}
+"""Questions about inputs that are NaN or infinite."""
 
 MAX_CALLS = 16
 """Largest number of a law's last calls that are examined."""
@@ -67,12 +71,9 @@ def calls_of_violated_laws(
 ) -> list[Probe]:
     """Return the calls of violated laws, with the correct formulas' numbers.
 
-    These formulas follow the choices in ``subject.choices``, such as ``causal_alignment``; ``rejection`` changes no
-    numbers. If the backend declares any other deviation, return none.
+    These formulas follow the choices in ``subject.choices``, such as ``causal_alignment``. Calls on which any other
+    declared deviation may show are left out.
     """
-    choices: dict[str, Any] = {question: QUESTIONS[question].normative for question in (*subject.choices, "rejection")}
-    if replace(subject.semantics, **choices) != Semantics():
-        return []
     probes: list[Probe] = []
     for law in [*laws][:MAX_LAWS]:
         law_checks = (check for check in CHECKS[law] if check.concerns(subject.operation))
@@ -98,7 +99,7 @@ def _calls(subject: Subject, check: Check, examples: Sequence[Example], watch: W
 
 def _judged_probe(subject: Subject, call: Probe, deadline: float) -> Probe | None:
     """Return a call with the correct formulas' numbers, and with budgets for their roundings."""
-    if time.process_time() > deadline:
+    if time.process_time() > deadline or _shows_deviation(subject, call.arguments):
         return None
     correct = Candidate(name="", sentence="", compute=computation_by(subject, lambda: Library("correct")))
     expected, allowed = correct.numbers(call), roundings(correct, call, subject)
@@ -107,6 +108,18 @@ def _judged_probe(subject: Subject, call: Probe, deadline: float) -> Probe | Non
     # NaN and infinities are results of the correct formulas here, so that the backend must have them, too.
     budgets = {path: np.where(np.isfinite(x), allowed[path], 0.0) for path, x in expected.items()}
     return Probe(call.arguments, call.got, expected, budgets, call.cotangents, call.views)
+
+
+def _shows_deviation(subject: Subject, arguments: Arguments) -> bool:
+    """Return True if a declared deviation that is no choice of the formula may change the numbers of a call."""
+    semantics, operation = subject.semantics, arguments.operation
+    deviating = {q for q in QUESTIONS if getattr(semantics, q) != QUESTIONS[q].normative} - {*subject.choices}
+    if deviating & ABOUT_NONFINITE and not all(np.isfinite(wide(x)).all() for _, x in arguments.floats):
+        return True
+    if "no_keys" in deviating and not arguments.keys_count:
+        return True
+    live = live_rows(arguments, bottom_right=semantics.bottom_right) if operation.masks else np.ones(1, bool)
+    return "fully_masked" in deviating and not live.all()
 
 
 def _is_numbers(x: Any) -> bool:

@@ -43,13 +43,14 @@ class MissingDeclarations:
 
     ``semantics`` maps questions to choices, ``precision`` is a class or empty, and ``limits`` maps fields to values;
     the field :data:`REFUSED` means that the dtype is not supported. ``laws`` maps each explained law to the kind of
-    change that explains it.
+    change that explains it, ``exceptions`` each limit to the message of the exception by which the backend refuses.
     """
 
     semantics: Mapping[str, Any] = field(default_factory=dict)
     precision: str = ""
     limits: Mapping[str, Any] = field(default_factory=dict)
     laws: Mapping[str, str] = field(default_factory=dict)
+    exceptions: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def as_json(self) -> dict[str, Any]:
         """Return the explanation as plain JSON."""
@@ -72,6 +73,7 @@ class Search:
     counterexample: Mapping[str, Any] | None = None
     changes: dict[str, Any] = field(default_factory=dict)
     laws: dict[str, str] = field(default_factory=dict)
+    exceptions: Mapping[str, str] = field(default_factory=dict)
 
     def judge_again(self, contract: Contract, laws: Iterable[str]) -> dict[str, Result]:
         """Return the verdicts of these laws under a contract, without reducing violations.
@@ -121,7 +123,7 @@ def missing_declarations(
     for step in (_limits, _semantics, _precision, _limits):
         if search.violated:
             step(search)
-    return MissingDeclarations(**search.changes, laws=search.laws)
+    return MissingDeclarations(**search.changes, laws=search.laws, exceptions=search.exceptions)
 
 
 def _limits(search: Search) -> None:
@@ -129,6 +131,7 @@ def _limits(search: Search) -> None:
     if not any(r.reason == Reason.RAISED and says_refused(r.message) for r in search.violated.values()):
         return
     refused = search.refusals()
+    search.exceptions = refused.exceptions
     if refused.everything:
         search.changes["limits"] = {REFUSED: True}
         search.laws |= dict.fromkeys(search.violated, "limits")
@@ -159,10 +162,11 @@ def _semantics(search: Search) -> None:
 
 
 def with_declared_choices(contract: Contract, operation: str, chosen: Mapping[str, Any]) -> Contract:
-    """Return a contract that also declares these choices for an operation."""
+    """Return a contract by which an operation is judged as if the backend declared these choices."""
     declared = contract.semantics
     by_operation = {**declared.per_operation, operation: Semantics.of({**vars(declared[operation]), **chosen})}
-    return replace(contract, semantics=replace(declared, per_operation=by_operation))
+    semantics = replace(declared, per_operation=by_operation)
+    return replace(contract, semantics=semantics, assumed={**contract.assumed, **chosen})
 
 
 def unexplained(
@@ -170,12 +174,14 @@ def unexplained(
 ) -> tuple[Contract, Sequence[Result]]:
     """Return the contract with the observed choices, and the violations still to be diagnosed.
 
-    If declarations explain all violations, all are diagnosed, under the present contract: the user may declare the
-    difference or mend it.
+    A violation that a choice or a limit explains is not diagnosed: a known defect that gives these numbers would say
+    less. If declarations explain all violations, those of a precision class are diagnosed, since a class limits the
+    size of errors, not their cause.
     """
-    violated = [r for r in failed if r.law not in explanation.get("laws", ())]
-    if not explanation or not violated:
+    laws = explanation.get("laws", {})
+    if not explanation:
         return contract, failed
+    violated = [r for r in failed if r.law not in laws] or [r for r in failed if laws[r.law] == "precision"]
     return with_declared_choices(contract, case.operation, explanation["semantics"]), violated
 
 

@@ -15,6 +15,7 @@ from attnspec.conformance.judging.attempt import stable_seed
 from attnspec.conformance.judging.comparison import INFORMATIVE
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Violation
+from attnspec.conformance.laws.common import live_rows
 from attnspec.reference.budget.error_array import UNKNOWN
 
 CLEARLY_WRONG = 4.0
@@ -100,7 +101,12 @@ def probe_in_domain(subject: Subject, arguments: Arguments, results: Results) ->
 
 
 def gradient_probe(subject: Subject, arguments: Arguments) -> Probe | None:
-    """Return a probe of a call's gradients for random cotangents; None without gradients."""
+    """Return a probe of a call's gradients for random cotangents; None without gradients.
+
+    None also where a row is declared to be NaN: then other gradients may be NaN, too.
+    """
+    if "nan" in subject.semantics.without_keys.values() and not live_rows(subject, arguments).all():
+        return None
     rng = np.random.default_rng(stable_seed("diagnosis", *arguments.sizes.values()) % 2**63)
     try:
         cotangents = subject.cotangents(arguments, rng)

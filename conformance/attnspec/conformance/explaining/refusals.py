@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -97,12 +97,17 @@ class Refusals:
     """Inputs that a backend refuses.
 
     ``everything`` is True if it refuses all plain calls, ``accepts_any`` if it accepts one. ``limits`` are those that
-    exclude the refused inputs.
+    exclude the refused inputs, ``exceptions`` holds the backend's own message for each of them.
     """
 
     everything: bool = False
     accepts_any: bool = False
     limits: Mapping[str, Any] = field(default_factory=dict)
+    exceptions: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+
+Outcome = str | Literal[False] | None
+"""Outcome of a call: the backend's message if it refuses the inputs, False if it answers, else None."""
 
 
 def refusals(subject: Subject, mark: Mark) -> Refusals:
@@ -113,15 +118,27 @@ def refusals(subject: Subject, mark: Mark) -> Refusals:
         limited = Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
         narrower = refusals(limited, mark)
         if narrower.accepts_any:
-            return replace(narrower, limits={**limit, **narrower.limits})
+            limits = {**limit, **narrower.limits}
+            return replace(
+                narrower, limits=limits, exceptions=dict.fromkeys(limit, probes.message) | dict(narrower.exceptions)
+            )
     if not probes.accepts_any:
-        return Refusals(everything=probes.refused_all)
-    limits = probes.lengths() | probes.features() | probes.batches() | _option_limits(subject, mark)
-    limits |= probes.minima() | probes.layouts() | probes.gradients()
-    dtypes = tuple(
-        d for d in subject.limits.dtypes if d == subject.dtype or not _Probes(_with_dtype(subject, d), mark).refused_all
-    )
-    return Refusals(accepts_any=True, limits=limits | ({"dtypes": dtypes} if dtypes != subject.limits.dtypes else {}))
+        return Refusals(everything=probes.refused_all, exceptions={REFUSED: probes.message})
+    limits, exceptions = _option_limits(subject, mark)
+    for step in (
+        *(probes.lengths, probes.features, probes.batches),
+        *(probes.min_length, probes.min_batch, probes.layouts, probes.gradients),
+    ):
+        probes.message = ""
+        step_limits = step()
+        limits |= step_limits
+        exceptions |= dict.fromkeys(step_limits, probes.message)
+    others = {d: _Probes(_with_dtype(subject, d), mark) for d in subject.limits.dtypes if d != subject.dtype}
+    refused = {d: dtype_probes.message for d, dtype_probes in others.items() if dtype_probes.refused_all}
+    if refused:
+        limits["dtypes"] = tuple(d for d in subject.limits.dtypes if d not in refused)
+        exceptions["dtypes"] = next(iter(refused.values()))
+    return Refusals(accepts_any=True, limits=limits, exceptions=exceptions)
 
 
 def _limits_of_every_call(subject: Subject) -> Iterator[dict[str, Any]]:
@@ -137,39 +154,42 @@ def _with_dtype(subject: Subject, dtype: str) -> Subject:
     return Subject(subject.backend, subject.contract, subject.operation, dtype, subject.device)
 
 
-def _refused(subject: Subject, arguments: Arguments, matches: Callable[[str], bool] = says_unsupported) -> bool | None:
-    """Return True if a backend refuses a call, False if it answers, else None."""
+def _refused(subject: Subject, arguments: Arguments, matches: Callable[[str], bool] = says_unsupported) -> Outcome:
+    """Call a backend, and return whether it refuses."""
     try:
         outcome = subject.result_or_raised(subject.converted(arguments))
     except (Violation, OutsideDeclaration):
         return None
     if not isinstance(outcome, Raised):
         return False
-    return True if matches(outcome.message) else None
+    return outcome.message if matches(outcome.message) else None
 
 
 class _Probes:
     """Plain calls that differ from an accepted one in a single size.
 
     ``accepts_any`` is True if there is an accepted one; ``length`` and ``width`` are its length and features.
+    ``message`` is that of the last refusal.
     """
 
     def __init__(self, subject: Subject, mark: Mark) -> None:
         self.subject, self.mark = subject, mark
-        self.refused_all = True
+        self.refused_all, self.message = True, ""
         self.accepts_any, self.length, self.width = False, 0, 0
         for length, features in ((length, features) for features in FEATURES for length in TRIED_LENGTHS):
             refused = self.refused(length, features)
-            self.refused_all = self.refused_all and refused is True
+            self.refused_all = self.refused_all and bool(refused)
             if refused is False:
                 self.accepts_any, self.length, self.width = True, length, features
                 break
 
     def refused(
         self, length: int, features: int, batch: tuple[int, ...] = (), says: Callable[[str], bool] = says_unsupported
-    ) -> bool | None:
+    ) -> Outcome:
         """Return the outcome of :func:`_refused` for a call with as many queries as keys."""
-        return _refused(self.subject, self.plain(length, features, batch), says)
+        refused = _refused(self.subject, self.plain(length, features, batch), says)
+        self.message = refused or self.message
+        return refused
 
     def plain(self, length: int, features: int, batch: tuple[int, ...] = ()) -> Arguments:
         """Return inputs without options, with as many queries as keys."""
@@ -179,17 +199,23 @@ class _Probes:
         grids = dict.fromkeys(self.subject.operation.sizes_of(Axis.GRID), GRID)
         return sample(self.subject, rng, batch, queries=length, keys=length, features=features, sizes=grids)
 
-    def minima(self) -> dict[str, Any]:
-        """Return the smallest accepted length and batch size, if exactly the smaller ones are refused."""
-        limits, result = self.subject.limits, {}
-        if limits.multiple_of == 1:
-            sizes = [n for n in (0, *SMALL_SIZES) if limits.min_length <= n <= (limits.max_length or n)]
-            smallest = _minimum({n: self.refused(n, self.width, says=says_small) for n in sizes})
-            result["min_length"] = 0 if smallest == 1 and self._only_without_keys() else smallest
-        if limits.max_batch_dims:
-            sizes = [b for b in (0, *SMALL_SIZES) if limits.min_batch <= b]
-            result["min_batch"] = _minimum({b: self.refused(self.length, self.width, (b,), says_small) for b in sizes})
-        return {name: size for name, size in result.items() if size}
+    def min_length(self) -> dict[str, Any]:
+        """Return the smallest accepted length, if exactly the smaller ones are refused."""
+        limits = self.subject.limits
+        if limits.multiple_of > 1:
+            return {}
+        sizes = [n for n in (0, *SMALL_SIZES) if limits.min_length <= n <= (limits.max_length or n)]
+        smallest = _minimum({n: self.refused(n, self.width, says=says_small) for n in sizes})
+        return {"min_length": smallest} if smallest and not (smallest == 1 and self._only_without_keys()) else {}
+
+    def min_batch(self) -> dict[str, Any]:
+        """Return the smallest accepted batch size, if exactly the smaller ones are refused."""
+        limits = self.subject.limits
+        if not limits.max_batch_dims:
+            return {}
+        sizes = [b for b in (0, *SMALL_SIZES) if limits.min_batch <= b]
+        smallest = _minimum({b: self.refused(self.length, self.width, (b,), says_small) for b in sizes})
+        return {"min_batch": smallest} if smallest else {}
 
     def _only_without_keys(self) -> bool:
         """Return True if inputs without queries are accepted, but inputs without keys refused.
@@ -201,7 +227,8 @@ class _Probes:
             return False
         pairs = ((0, self.length), (self.length, 0))
         both = [sample(subject, np.random.default_rng(0), (), queries=n, keys=m, features=self.width) for n, m in pairs]
-        return [_refused(subject, arguments, says_small) for arguments in both] == [False, True]
+        without_queries, without_keys = (_refused(subject, arguments, says_small) for arguments in both)
+        return without_queries is False and bool(without_keys)
 
     def layouts(self) -> dict[str, Any]:
         """Return ``contiguous_only`` if arrays with exchanged axes in memory are refused because of their layout."""
@@ -217,8 +244,10 @@ class _Probes:
             outcome = subject.result_or_raised(arguments.passed_as(scattered))
         except (Violation, *VIEW_ERRORS):
             return {}
-        refused = isinstance(outcome, Raised) and _LAYOUT.search(outcome.message)
-        return {"contiguous_only": True} if refused and _refused(subject, arguments) is False else {}
+        if not isinstance(outcome, Raised) or not _LAYOUT.search(outcome.message):
+            return {}
+        self.message = outcome.message
+        return {"contiguous_only": True} if _refused(subject, arguments) is False else {}
 
     def gradients(self) -> dict[str, Any]:
         """Return the other operations with gradients, if this one reports that it has none."""
@@ -230,6 +259,7 @@ class _Probes:
             subject.vjp(arguments, subject.cotangents(arguments, np.random.default_rng(0)))
         except Violation as violation:
             if violation.reason is Reason.RAISED and says_unsupported(violation.message):
+                self.message = violation.message
                 name, operations = subject.operation.name, subject.contract.operations
                 others = (o for o in operations if o != name and OPERATIONS[o].differentiable)
                 return {"gradients": tuple(o for o in others if subject.limits.gives_gradients(o))}
@@ -274,19 +304,23 @@ class _Probes:
         return {"max_batch_dims": max(accepted)} if refused and max(accepted) < min(refused) else {}
 
 
-def _minimum(refused_by_size: Mapping[int, bool | None]) -> int:
+def _minimum(refused_by_size: Mapping[int, Outcome]) -> int:
     """Return the smallest accepted size if exactly all smaller ones are refused; else 0."""
     accepted = [size for size, refused in refused_by_size.items() if refused is False]
     smallest = min(accepted, default=0)
-    return smallest if all(refused is (size < smallest) for size, refused in refused_by_size.items()) else 0
+    return (
+        smallest
+        if all((bool(refused) if size < smallest else refused is False) for size, refused in refused_by_size.items())
+        else 0
+    )
 
 
-def _partition(outcomes: Mapping[int, bool | None]) -> tuple[list[int], list[int]]:
+def _partition(outcomes: Mapping[int, Outcome]) -> tuple[list[int], list[int]]:
     return [x for x, refused in outcomes.items() if refused is False], [x for x, refused in outcomes.items() if refused]
 
 
-def _option_limits(subject: Subject, mark: Mark) -> dict[str, Any]:
-    """Return limits of broadcasting, masks, the causal flag and features.
+def _option_limits(subject: Subject, mark: Mark) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return limits of broadcasting, masks, the causal flag and features, and the backend's message for each.
 
     A limit is established by varied calls that use its option and no other, and are accepted without it: at least
     ``MIN_REFUSED`` of them are refused, and none is accepted. Broadcasting counts as an option, without which batches
@@ -294,6 +328,7 @@ def _option_limits(subject: Subject, mark: Mark) -> dict[str, Any]:
     """
     inputs = list(_varied_inputs(subject, mark))
     limits: dict[str, Any] = {}
+    exceptions: dict[str, str] = {}
     missing = []
     for name, uses in _candidates(subject):
         reduced = (_without_others(name, x) for x in inputs if uses(x))
@@ -301,8 +336,10 @@ def _option_limits(subject: Subject, mark: Mark) -> dict[str, Any]:
         mark(FORMULA, f"calls with {name} alone")
         says = says_mismatched if name == "broadcasting" else says_lacking
         outcomes = [_refused(subject, x, says) for x in alone]
-        if False in outcomes or outcomes.count(True) < MIN_REFUSED:
+        messages = [message for message in outcomes if message]
+        if False in outcomes or len(messages) < MIN_REFUSED:
             continue
+        exceptions.setdefault(name if name in BOOLEAN_LIMITS else "features", messages[0])
         if name in BOOLEAN_LIMITS:
             limits[name] = False
         else:
@@ -310,7 +347,7 @@ def _option_limits(subject: Subject, mark: Mark) -> dict[str, Any]:
     if missing:
         features = sorted({f for o in OPERATIONS.values() for f in o.features if subject.limits.has(f)})
         limits["features"] = tuple(f for f in features if f not in missing)
-    return limits
+    return limits, exceptions
 
 
 def _varied_inputs(subject: Subject, mark: Mark) -> Iterator[Arguments]:

@@ -21,7 +21,8 @@ class Contract:
     """A backend's validated declaration.
 
     ``origin`` is the name by which snippets load the backend. ``health`` is no declaration: it is here because all that
-    call the backend share it.
+    call the backend share it. ``assumed`` are choices in ``semantics`` that the backend was observed to make and does
+    not declare.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Contract:
     differentiable: bool
     notes: Mapping[str, str]
     origin: str = ""
+    assumed: Mapping[str, Any] = field(default_factory=dict, compare=False)
     health: Health = field(default_factory=Health, compare=False, repr=False)
 
     @classmethod

@@ -8,6 +8,9 @@ from attnspec.spec.contract.semantics import ENCODINGS
 WAY_BY_DESCRIPTION = {phrase: way for way, phrase in ENCODINGS.items()}
 """Names of the ways to encode a mask, such as ``full``, by description."""
 
+ADVICE = "; if that is meant, declare semantics = "
+"""Text in the message of a violated question, before the choice to declare."""
+
 OTHER = "something else"
 """Text for observed behaviour that is no known choice."""
 

@@ -132,11 +132,14 @@ sys.exit(bool(np.any(~(np.abs(got - expected) <= {float(np.max(violation.budget)
         imports += ["from attnspec.conformance import replay", *record_import]
         derived = not _same_arguments(violation.arguments or arguments, arguments)
         body = f"\n{DERIVED}" if derived else ""
+        # Choices that the backend does not declare, but was observed to make.
+        observed = dict(subject.contract.assumed)
+        assumed = f", semantics={observed!r}" if observed else ""
         hang_option = "" if hang_after is None else f", hang_after={hang_after:g}"
         body += textwrap.dedent(f"""
             sys.exit(
                 replay({backend!r}, {check.law.id!r}, {operation.name!r}, {subject.dtype!r},
-                       dict({keyword_text}), seed={seed}, device={subject.device!r}{hang_option})
+                       dict({keyword_text}), seed={seed}, device={subject.device!r}{hang_option}{assumed})
             )
             """)
     return "\n".join([*imports, "", code]) + body

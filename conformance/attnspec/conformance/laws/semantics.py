@@ -21,6 +21,7 @@ from attnspec.conformance.judging.comparison import number_text
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.left_open import always_causal_keys
 from attnspec.conformance.judging.observations import (
+    ADVICE,
     OTHER,
     WAY_BY_DESCRIPTION,
     Observation,
@@ -91,7 +92,7 @@ def probes(question: str) -> Callable[[Probe], Probe]:
             if by_way or observed != declared:
                 choice = observed if observed in QUESTIONS[question].choices else choice_by_way(seen)
                 declared_json = json.dumps(choice) if choice else ""
-                advice = f'; if that is meant, declare semantics = {{"{question}": {declared_json}}}' if choice else ""
+                advice = f'{ADVICE}{{"{question}": {declared_json}}}' if choice else ""
                 subject.observed[question] = observed if isinstance(choice, str) or not choice else declared_json
                 # The call to report: one with text about its numbers, else the first that differs from the declaration.
                 contrary = next((x for x in seen if x.shown), None) or next(
@@ -216,7 +217,7 @@ def no_keys(subject: Subject, rng: np.random.Generator) -> Observations:
         empty = sampled.along(size, take([]))
         outcome = subject.result_or_raised(subject.converted(empty))
         if isinstance(outcome, Raised):
-            seen.append(Observation("error", empty))
+            seen.append(Observation("error", empty, f"raised {outcome.message}"))
             continue
         got = np.asarray(next(iter(outcome.values())))
         expected = empty.binding.result
@@ -412,7 +413,7 @@ def odd_encoding(subject: Subject, rng: np.random.Generator) -> Observations:
         odd_width = Arguments(subject.operation, {rows: n, columns: d})
         outcome = subject.result_or_raised(subject.converted(odd_width))
         if isinstance(outcome, Raised):
-            seen.append(Observation("error", odd_width))
+            seen.append(Observation("error", odd_width, f"raised {outcome.message}"))
             continue
         got = np.asarray(next(iter(outcome.values())))
         if got.shape != (n, d):

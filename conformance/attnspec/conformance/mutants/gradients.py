@@ -54,6 +54,21 @@ def unscaled_query_gradient(correct: Library, operation: Operation, arguments: A
 
 
 @mutant(
+    "gradient of the keys not scaled",
+    replaces="differentiate",
+    operations=(ScaledDotProductAttention, ScaledDotScores),
+    breaks=("operation.gradient",),
+    source="the scale folded into one of two places",
+)
+def unscaled_key_gradient(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
+    """The gradient of the keys lacks the factor 1/√d."""
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
+    path = key(operation)
+    d = gradients[path].shape[-1]
+    return {**gradients, path: gradients[path] * np.sqrt(gradients[path].dtype.type(d))}
+
+
+@mutant(
     "backward pass forgets the causal mask",
     replaces="differentiate",
     operations=(ScaledDotProductAttention, SelfAttention, MultiHeadAttention),

@@ -72,6 +72,19 @@ def wide_window(correct: Formulas, n: int, m: int, *, window: Any = None) -> Num
 
 
 @mutant(
+    "window with one key too few",
+    replaces="sliding_window_mask",
+    operations=(GroupedQueryAttention, VariableLengthAttention, SlidingWindowMask),
+    breaks=("masking.equals-explicit-mask", "operation.oracle"),
+    source="huggingface/transformers#29623: sliding_window − 1 where sliding_window is meant",
+)
+def narrow_window(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
+    """The window ends one key earlier on the left, if it has a key there."""
+    left, right = (None, None) if window is None else window
+    return Formulas.sliding_window_mask(correct, n, m, window=(left and left - 1, right))
+
+
+@mutant(
     "window without the query's own position",
     replaces="sliding_window_mask",
     operations=(GroupedQueryAttention, SlidingWindowMask),

@@ -89,6 +89,20 @@ def interleaved_heads_merged(correct: Formulas, heads: Numbers) -> Numbers:
 
 
 @mutant(
+    "projections split feature by feature",
+    replaces="project_heads",
+    operations=(MultiHeadAttention, ConcatHeadsAttention),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="a fused projection of Q, K and V viewed as (n, 3, d, heads), not (n, 3, heads, d)",
+)
+def split_by_feature(correct: Formulas, x: Numbers, weight: Numbers) -> Numbers:
+    """Projections are viewed as (n, d, heads), not (n, heads, d): head r gets features r, r + heads, …."""
+    heads, d, width = weight.shape
+    rows = np.swapaxes(weight.reshape(heads * d, width).reshape(d, heads, width), 0, 1)
+    return Formulas.project_heads(correct, x, rows)
+
+
+@mutant(
     "heads in reverse order",
     replaces="join_heads",
     operations=(MultiHeadAttention,),

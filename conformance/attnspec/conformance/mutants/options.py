@@ -162,6 +162,20 @@ def sinks_of_last_row(correct: Library, operation: Operation, arguments: Argumen
     return {**gradients, sinks: of_row[sinks]}
 
 
+@mutant(
+    "no gradient for the sinks",
+    replaces="differentiate",
+    operations=(GroupedQueryAttention,),
+    breaks=("operation.gradient", "training.options-affect-gradients"),
+    source="a backward pass that returns no gradient for the sinks",
+)
+def no_gradient_for_sinks(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
+    """The gradient of the sinks is 0."""
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
+    sinks = operation.part(ScoreEffect.SINK)
+    return {path: np.zeros_like(x) if path == sinks else x for path, x in gradients.items()}
+
+
 def _mask_of_last(x: Numbers, axis: int) -> Numbers:
     """True at the last index of an axis."""
     at_end = np.arange(x.shape[axis]) == x.shape[axis] - 1

@@ -5,11 +5,13 @@ Functions import heavy modules only after the process that imports the backend h
 
 import errno
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from attnspec.conformance.judging.own_errors import joined
 from attnspec.conformance.judging.results import INTERRUPTED
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.folder import no_room_message
@@ -22,6 +24,9 @@ from attnspec.conformance.running.settings import Settings
 
 if TYPE_CHECKING:
     from attnspec.conformance.reporting.report import Report
+
+MAX_DECLARED = 3
+"""Most runs under a proposed declaration; each may show what the last one has hidden."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk."""
@@ -64,7 +69,11 @@ def report_of_run(backend: str, settings: Settings, workers: int, console: Conso
 def _judged(
     probe: Probe, settings: Settings, workers: int, console: Console, started: float, *, shown: bool
 ) -> "Report":
-    """Judge a backend that is still being imported, and return the report."""
+    """Judge a backend that is still being imported, and return the report.
+
+    If the proposed declaration explains all violations, judge everything again as if it had been pasted.
+    """
+    from attnspec.conformance.judging.declaration import Contract
     from attnspec.conformance.remote.description import contract_from
     from attnspec.conformance.reporting.report import Report
     from attnspec.conformance.running.checking import run
@@ -72,16 +81,41 @@ def _judged(
     from attnspec.spec.contract.operation import OPERATIONS
     from attnspec.spec.contract.precision import DEFAULTS
 
-    def make_plan() -> Plan:
-        return Plan.of(contract_from(probe.description(), probe.backend), settings)
+    def seconds_left() -> float | None:
+        return settings.time_limit - (time.monotonic() - started) if settings.time_limit else None
 
-    INTERRUPTION.release(settings.time_limit - (time.monotonic() - started) if settings.time_limit else None)
+    def judged_by(settings: Settings, own_contract: Callable[[], Contract], started: float) -> tuple[Contract, Report]:
+        ended = run(
+            probe.backend, settings, workers=max(1, min(workers, cases)), console=console, shown=shown,
+            make_plan=lambda: Plan.of(own_contract(), settings),
+        )  # fmt: skip
+        # The backend's processes end first, so that the report can name those that had to be ended.
+        probe.close()
+        ended.verdicts.left += [title for title in probe.left if title not in ended.verdicts.left]
+        seconds = time.monotonic() - started
+        report = Report.of(ended.plan, ended.verdicts, settings, seconds, early_end=ended.early_end)
+        return ended.plan.own_contract, report
+
+    INTERRUPTION.release(seconds_left())
     cases = len(settings.operations or OPERATIONS) * len(settings.dtypes or DEFAULTS)
     check_names(settings, "--")
-    ended = run(
-        probe.backend, settings, workers=max(1, min(workers, cases)), console=console, make_plan=make_plan, shown=shown
-    )
-    # The backend's processes end first, so that the report can name those that had to be ended.
-    probe.close()
-    ended.verdicts.left += [title for title in probe.left if title not in ended.verdicts.left]
-    return Report.of(ended.plan, ended.verdicts, settings, time.monotonic() - started, early_end=ended.early_end)
+    contract, report = judged_by(settings, lambda: contract_from(probe.description(), probe.backend), started)
+    attributes: dict[str, Any] = {}
+    reasons: tuple[str, ...] = ()
+    last = report
+    for _ in range(MAX_DECLARED):
+        if not last.is_explained:
+            break
+        attributes |= last.declaration.attributes
+        reasons += tuple(x for x in last.declaration.reasons if x not in reasons)
+        console.print("judging again as if the backend declared what was observed", highlight=False)
+        try:
+            INTERRUPTION.resume(seconds_left())
+            _, last = judged_by(replace(settings, declared=repr(attributes)), lambda: contract, time.monotonic())
+        except (BackendError, KeyboardInterrupt) as error:
+            note = f"judging again with the proposed declaration ended: {error or INTERRUPTED}"
+            return replace(report, undeclared=joined(report.undeclared, note), seconds=time.monotonic() - started)
+    if last is report:
+        return report
+    proposed = replace(report.declaration, attributes=attributes, reasons=reasons)
+    return replace(report, declaration=proposed, as_declared=last, seconds=time.monotonic() - started)

@@ -71,7 +71,8 @@ class Report:
     observed; ``undeclared`` is an error message if that list could not be made, else empty. ``diagnoses`` explain
     violations, at most one per operation and dtype. ``left`` names processes that the backend left running,
     ``repeated`` the cases judged again because their process ended. ``reason`` says why the run ended early or judged
-    nothing.
+    nothing. ``as_declared`` is the report of judging everything again as if ``declaration`` had been pasted; it is made
+    only if that explains all violations.
     """
 
     contract: Contract
@@ -85,6 +86,7 @@ class Report:
     undeclared: str = ""
     repeated: tuple[str, ...] = ()
     reason: str | None = None
+    as_declared: "Report | None" = None
 
     @classmethod
     def without_verdicts(cls, backend: str, settings: Settings, seconds: float, reason: str) -> "Report":
@@ -130,17 +132,45 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """``conforms``, ``violates``, or ``unusable`` if nothing was judged or the run broke off."""
+        """``conforms``, ``violates``, or ``unusable`` if nothing was judged or the run broke off.
+
+        A backend that conforms only with the proposed declaration violates, unless the setting ``accept_observed`` says
+        otherwise.
+        """
         if self.violations:
             return "violates"
         if self.interrupted or any(r.unchecked for r in self.results):
             return "unusable"
-        return "conforms" if self.counts[Status.PASSED] or self.expected else "unusable"
+        judged = self.counts[Status.PASSED] or self.expected or self.conforms_as_observed
+        return "conforms" if judged else "unusable"
+
+    @property
+    def is_explained(self) -> bool:
+        """True if there are violations, and the proposed declaration explains all of them."""
+        explained = all(key(r) in self.declaration.explained for r in self.violations)
+        judged = self.reason is None and not any(r.unchecked for r in self.results)
+        return bool(self.violations) and explained and judged
+
+    @property
+    def conforms_as_observed(self) -> bool:
+        """True if the backend conforms once it declares what was observed: everything was judged again so."""
+        return self.as_declared is not None and self.as_declared.exit_status == EXIT_STATUS["conforms"]
+
+    @property
+    def shown(self) -> "Report":
+        """The report whose numbers are printed: that under the proposed declaration if the backend conforms with it."""
+        return self.as_declared if self.as_declared is not None and self.conforms_as_observed else self
+
+    @property
+    def verdict_text(self) -> str:
+        """The verdict as it is printed."""
+        return "conforms as declared below" if self.conforms_as_observed else self.verdict
 
     @cached_property
     def violations(self) -> list[Result]:
-        """The violations that were not expected."""
-        return [r for r in self.results if r.violates and key(r) not in self.expected]
+        """The violations that were neither expected nor accepted."""
+        accepted = self.declaration.explained if self.conforms_as_observed and self.settings.accept_observed else {}
+        return [r for r in self.results if r.violates and key(r) not in self.expected and key(r) not in accepted]
 
     @cached_property
     def expected(self) -> dict[tuple[str, str, str], Expectation]:
@@ -258,6 +288,8 @@ class Report:
             "schema": SCHEMA,
             "verdict": self.verdict,
             "exit_status": self.exit_status,
+            "conforms_as_observed": self.conforms_as_observed,
+            "accept_observed": settings.accept_observed,
             "reason": self.reason,
             "backend": {
                 "name": contract.name,
@@ -294,6 +326,7 @@ class Report:
             "tried": {operation: dict(extent) for operation, extent in self.tried.items()},
             "not_tried": self.not_tried,
             "declaration": dict(self.declaration.attributes) or None,
+            "declaration_reasons": list(self.declaration.reasons),
             "diagnoses": [x.as_json() for x in self.diagnoses],
             "notes": list(self.notes),
             "results": [

@@ -15,7 +15,7 @@ from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting.limits import non_default_limits
 from attnspec.conformance.reporting.report import Report, in_common, key
 from attnspec.conformance.running.expectations import Expectation
-from attnspec.conformance.running.messages import PASTE, consequences_heading, diagnosis_lines, violation_message
+from attnspec.conformance.running.messages import consequences_heading, diagnosis_lines, paste_text, violation_message
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
 
 COLOURS = {"conforms": "green", "violates": "red", "unusable": "yellow"}
@@ -34,22 +34,25 @@ def print_report(report: Report, console: Console) -> None:
     """Print the whole report.
 
     The verdict comes first and again near the end, which is what a terminal shows. Code is not wrapped, so that it can
-    be copied.
+    be copied. If the backend conforms with the proposed declaration, the numbers are those of judging it so.
     """
+    shown = report.shown
     console.print(headline(report), highlight=False)
-    for line in diagnosis_lines(report.diagnoses):
+    for line in () if report.conforms_as_observed else diagnosis_lines(report.diagnoses):
         console.print(Text(f"\n{line}", style="bold"))
     for text in violations(report):
         console.print(text, soft_wrap=True)
     console.print()
-    console.print(chapters(report, console))
-    for line in remarks(report):
+    console.print(chapters(shown, console))
+    for line in remarks(shown):
         console.print(line, highlight=False)
     console.print(f"\n{closing_line(report)}", highlight=False)
     longer = " (--profile full tries longer and wider arrays)" if report.settings.profile == "quick" else ""
-    console.print(f"not tried: {'; '.join(report.not_tried)}{longer}", highlight=False)
+    console.print(f"not tried: {'; '.join(shown.not_tried)}{longer}", highlight=False)
     if report.declaration:
-        console.print(f"\n{PASTE}\n", highlight=False)
+        accepted = report.settings.accept_observed
+        heading = paste_text(conforms=report.conforms_as_observed, accepted=accepted)
+        console.print(f"\n{heading}\n", highlight=False)
         console.print(Text(report.declaration.text), soft_wrap=True)
 
 
@@ -172,7 +175,11 @@ def violations(report: Report) -> list[Text]:
         if snippet:
             parts.append(Text("\n" + snippet))
     parts += _lines(r for r in causes if not any(r is shown for shown in in_full.values()))
-    parts += [Text(line, style="yellow") for line in lines(explained)]
+    if report.conforms_as_observed:
+        parts += [Text(line, style="yellow") for line in ("", *report.declaration.reasons)]
+    else:
+        refused = (line for line in report.declaration.reasons if line.startswith("limits "))
+        parts += [Text(line, style="yellow") for line in (*lines(explained), *refused)]
     parts += known_failures(report)
     if following:
         parts += [Text(f"\n{consequences_heading(causes, following)}"), *map(Text, folded(following))]
@@ -217,18 +224,20 @@ def folded(following: Iterable[Result]) -> Iterator[str]:
 
 def headline(report: Report) -> str:
     """Return the backend's name and the verdict."""
-    return f"[bold {COLOURS[report.verdict]}]{escape(report.contract.name)} {report.verdict}[/]"
+    return f"[bold {COLOURS[report.verdict]}]{escape(report.contract.name)} {report.verdict_text}[/]"
 
 
 def closing_line(report: Report) -> str:
     """Return the verdict in one line."""
-    judged = sum(r.judged for r in report.results)
-    deviating = ", ".join(report.deviations)
+    shown = report.shown
+    judged = sum(r.judged for r in shown.results)
+    deviating = ", ".join(shown.deviations)
+    kind = "deviations below" if shown is not report else "deviations declared"
     return (
         headline(report)
-        + (f" (deviations declared: {deviating})" if deviating else "")
-        + f": {report.counts[Status.PASSED]} of {judged} laws hold on {report.examples:,} examples, "
-        + f"largest error ratio {report.error_ratio:.3g}, {report.seconds:.1f} s"
+        + (f" ({kind}: {deviating})" if deviating else "")
+        + f": {shown.counts[Status.PASSED]} of {judged} laws hold on {shown.examples:,} examples, "
+        + f"largest error ratio {shown.error_ratio:.3g}, {report.seconds:.1f} s"
         + (f", expected failures: {len(report.expected):,}" if report.expected else "")
         + (f", stale expected failures: {len(report.unmet):,}" if report.unmet else "")
         + (f"; {report.reason}" if report.reason else "")

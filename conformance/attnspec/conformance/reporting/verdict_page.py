@@ -27,9 +27,9 @@ from attnspec.conformance.reporting.table import MAX_IN_FULL, closing_line, know
 from attnspec.conformance.reporting.templating import rendered
 from attnspec.conformance.running.messages import (
     MAX_SNIPPET,
-    PASTE,
     consequences_heading,
     diagnoses_by_place,
+    paste_text,
     shortened,
 )
 from attnspec.spec.contract.law import LAWS
@@ -47,21 +47,21 @@ def as_html(report: Report) -> str:
     causes, following = by_cause(r for r in report.violations if key(r) not in report.declaration.explained)
     settings = report.settings
     run_remarks = [
-        *(Text.from_markup(x).plain for x in remarks(report)),
+        *(Text.from_markup(x).plain for x in remarks(report.shown)),
         f"profile: {settings.profile}, seed {settings.seed}, on {settings.device}",
         f"versions: {', '.join(f'{name} {version}' for name, version in versions().items())}",
     ]
     return rendered(
         "verdict.html",
-        title=f"{report.contract.name} {report.verdict}",
+        title=f"{report.contract.name} {report.verdict_text}",
         report=report,
         closing=Text.from_markup(closing_line(report)).plain.strip(),
-        diagnoses=diagnoses_by_place(report.diagnoses),
+        diagnoses=diagnoses_by_place(() if report.conforms_as_observed else report.diagnoses),
         causes=list(_violations(causes, MAX_IN_FULL)),
         known=[text.plain for text in known_failures(report)],
         explained=list(lines(report.declaration.explained)),
-        paste=PASTE,
-        budgets=_budgets(report.results),
+        paste=paste_text(conforms=report.conforms_as_observed, accepted=settings.accept_observed),
+        budgets=_budgets(report.shown.results),
         remarks=run_remarks,
         following=list(_violations(following)),
         heading=f"{consequences_heading(causes, following).removesuffix(':')} ({len(following):,})",

@@ -67,7 +67,7 @@ class PlanGate:
         self.verdicts = session.config.stash[VERDICTS]
         try:
             self.plan = self.make_plan()
-            write_contract(self.folder, described(self.plan.contract), self._key)
+            write_contract(self.folder, described(self.plan.own_contract), self._key)
         except BackendError as error:
             self.error = error
             write_contract(self.folder, {"error": str(error)}, self._key)

@@ -9,8 +9,14 @@ from functools import partial
 from math import inf
 from typing import Any, Protocol
 
+import numpy as np
+
 from attnspec.conformance.explaining.explanations import Diagnosis, Explanation, violated_by_numbers
-from attnspec.conformance.explaining.missing_declarations import missing_declarations, unexplained
+from attnspec.conformance.explaining.missing_declarations import (
+    missing_declarations,
+    unexplained,
+    with_declared_choices,
+)
 from attnspec.conformance.explaining.refusals import refusals
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
@@ -145,6 +151,35 @@ class InProcess:
                 defect, diagnosis_note = contain(f"diagnosing {self.case.id}", diagnose, None)
         return Explanation(declared, defect, joined(declaration_note, diagnosis_note))
 
+    def shown_as_observed(self, failed: Sequence[Result], explanation: Explanation) -> Mapping[str, Result]:
+        """Return violations, by law, with an input that violates the law under the observed choices, too.
+
+        Without a choice for rows without keys, these rows are left out. A law may fail for an undeclared choice on one
+        input and for a mistake on another, which is then shown.
+        """
+        if not violated_by_numbers(failed) or self.contract.health.breaks or self.contract.health.broken:
+            return {}  # further calls might end the process
+        contract, violated = unexplained(self.contract, self.case, failed, explanation.undeclared)
+        causes = [r for r in by_cause(violated)[0] if r.law in violated_by_numbers([r])]
+        if contract.semantics[self.case.operation].fully_masked == "zero" and any(map(shows_empty_row, causes)):
+            contract = with_declared_choices(contract, self.case.operation, {"fully_masked": "nan"})
+        if not contract.assumed or not causes:
+            return {}
+        case, contain = replace(self.case, laws=tuple(r.law for r in causes)), self.containment()
+        with self.marking() as mark:
+            judging = partial(self._judge, mark, contract, case, contain=contain)
+            no_results: list[Result] = []
+            results, _ = contain(f"judging {case.id} under the observed choices", judging, no_results)
+        again = {r.law: r for r in results if r.law in violated_by_numbers([r]) and r.counterexample is not None}
+        return {
+            r.law: replace(
+                r, message=again[r.law].message, counterexample=again[r.law].counterexample,
+                error_ratio=max(r.error_ratio, again[r.law].error_ratio), note=joined(r.note, again[r.law].note),
+            )
+            for r in causes
+            if r.law in again
+        }  # fmt: skip
+
     def _undeclared(self, failed: Sequence[Result], mark: Marker) -> Mapping[str, Any]:
         case, device = self.case, self.device
 
@@ -171,6 +206,13 @@ class InProcess:
             seed=settings.seed, device=self.device, watch=mark.during,
         )  # fmt: skip
         return None if started is None else started.diagnosis()
+
+
+def shows_empty_row(result: Result) -> bool:
+    """Return True if a mask of the counterexample has a row without a True element."""
+    shown = (result.counterexample or {}).get("arguments", {})
+    masks = (shown.get(leaf.path) for leaf in OPERATIONS[result.operation].masks.values())
+    return any(isinstance(mask, list) and not np.asarray(mask).any(-1).all() for mask in masks)
 
 
 def judged_until_violation(

@@ -50,6 +50,11 @@ class Interruption:
         self._acknowledged = True
         signal.setitimer(signal.ITIMER_REAL, 0)
 
+    def resume(self, seconds: float | None = None) -> None:
+        """Raise again from now on, for another part of the run, and after ``seconds``."""
+        self._acknowledged = False
+        self.release(seconds)
+
     def disarm(self) -> None:
         """Restore Python's signal handlers, and raise if a signal arrived while held."""
         self._held = False

@@ -19,6 +19,20 @@ MAX_SNIPPET = 4000
 PASTE = "If this behaviour is intended, paste these attributes into the backend; the next run shows what is left:"
 
 
+PASTE_AND_CONFORM = (
+    "If this behaviour is intended, paste these attributes into the backend. Judged once more with them, it conforms; "
+)
+"""Text above attributes that explain all violations; it goes on with the exit status until they are pasted."""
+
+ACCEPTED = "the exit status is 0 because of --accept-observed:"
+NOT_ACCEPTED = "until then the exit status is 1 (0 with --accept-observed):"
+
+
+def paste_text(*, conforms: bool, accepted: bool) -> str:
+    """Return the text above the attributes to paste."""
+    return PASTE_AND_CONFORM + (ACCEPTED if accepted else NOT_ACCEPTED) if conforms else PASTE
+
+
 def violation_message(result: Result) -> str:
     """Describe a violation: law, statement, error, smallest input, snippet."""
     lines = [

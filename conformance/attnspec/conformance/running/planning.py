@@ -1,9 +1,11 @@
 """The plan of a run: the cases that its backend has and its settings select."""
 
+import ast
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import attnspec.conformance.laws  # noqa: F401 - the modules of the laws register their checks
+from attnspec.conformance.explaining.declaration import with_attributes
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, cases
 from attnspec.conformance.judging.profiles import PROFILES
@@ -18,15 +20,20 @@ from attnspec.spec.contract.precision import DEFAULTS
 
 @dataclass(frozen=True)
 class Plan:
-    """A backend's contract, and the cases to judge."""
+    """The contract by which a backend is judged, and the cases to judge.
+
+    ``own_contract`` is the backend's own; ``contract`` also has the attributes of the setting ``declared``.
+    """
 
     contract: Contract
     cases: Sequence[Case]
+    own_contract: Contract
 
     @classmethod
     def of(cls, contract: Contract, settings: Settings) -> "Plan":
         """Return the plan; :class:`BackendError` for an unknown name, or without any case."""
         check_names(settings)
+        own_contract, contract = contract, judged_contract(contract, settings)
         _check_provided(contract, settings)
         selected = cases(contract, operations=settings.operations, laws=settings.laws, dtypes=settings.dtypes)
         if settings.only is not None:
@@ -36,7 +43,12 @@ class Plan:
             selected = [replace(case, laws_selected=True) for case in selected]
         if not selected:
             raise BackendError("nothing to judge: no law of the selection governs an operation of the selection")
-        return cls(contract, selected)
+        return cls(contract, selected, own_contract)
+
+
+def judged_contract(contract: Contract, settings: Settings) -> Contract:
+    """Return the contract by which to judge: the backend's, with the attributes of the setting ``declared``."""
+    return contract if settings.declared is None else with_attributes(contract, ast.literal_eval(settings.declared))
 
 
 def _only(cases_: Sequence[Case], path: str) -> list[Case]:

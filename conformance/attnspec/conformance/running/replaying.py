@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from attnspec.conformance.explaining.missing_declarations import with_declared_choices
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.judging.attempt import first_violated
@@ -27,16 +28,19 @@ def replay(
     seed: int = 0,
     device: str = "cpu",
     hang_after: float | None = None,
+    semantics: Mapping[str, Any] | None = None,
 ) -> int:
     """Check a law on these arguments; print the result; return 1 if violated, else 0.
 
     ``backend`` is a backend or its name. ``seed`` determines the law's random draws. The printed inputs are those of
     the backend's call; they differ from ``arguments`` where the law changes them or makes its own. With ``hang_after``
     the law is first checked in another process, which may crash, or take longer than so many seconds.
+    ``semantics`` are choices by which to judge although the backend does not declare them.
     """
     origin = backend if isinstance(backend, str) else getattr(backend, "name", "?")
     loaded = load(backend) if isinstance(backend, str) else backend
-    subject = Subject(loaded, contract_of(loaded, origin, device), OPERATIONS[operation], dtype, device)
+    contract = with_declared_choices(contract_of(loaded, origin, device), operation, semantics or {})
+    subject = Subject(loaded, contract, OPERATIONS[operation], dtype, device)
     call_arguments = Arguments(OPERATIONS[operation], arguments)
     print(f"{law}: {LAWS[law].statement}")
     if hang_after is not None:

@@ -45,6 +45,12 @@ class Settings:
     time_limit: float = _setting(
         0.0, "S", "seconds that the run may take, 0 for no limit; then it reports the verdicts so far", cli_only=True
     )
+    accept_observed: bool = _setting(
+        False, "", "conform, too, if only declarations are missing and the report has them", cli_only=True
+    )
+    declared: str | None = _setting(
+        None, "ATTRIBUTES", "judge as if the backend declared these attributes, a dictionary as Python", cli_only=True
+    )
     only: str | None = _setting(
         None, "FILE", "only the laws that this file lists, in the format of --attn-expect", cli_only=True
     )

@@ -31,7 +31,7 @@ from attnspec.conformance.running.isolated import Isolated
 from attnspec.conformance.running.judged_backends import backends
 from attnspec.conformance.running.keys import IN_PROCESS_SUITES
 from attnspec.conformance.running.messages import failure_message
-from attnspec.conformance.running.planning import Plan
+from attnspec.conformance.running.planning import Plan, judged_contract
 from attnspec.conformance.running.settings import OPTIONS, Settings
 from attnspec.conformance.running.verdicts import record, record_explanation
 
@@ -92,8 +92,10 @@ def backend_of(config: pytest.Config, backend: Any, settings: Settings) -> tuple
     It runs in its own process, or in this one with ``in_process``.
     """
     if settings.in_process:
-        return in_this_process(config, backend, settings.device)
-    return backends(config).await_ready(backend, settings)
+        judged, contract = in_this_process(config, backend, settings.device)
+    else:
+        judged, contract = backends(config).await_ready(backend, settings)
+    return judged, judged_contract(contract, settings)
 
 
 def backend_of_suite(config: pytest.Config, suite: type[ConformanceSuite]) -> tuple[Any, Contract]:
@@ -154,9 +156,13 @@ def run_case(
     if failed:
         explanation = run.explanation(failed)
         record_explanation(explanation, record_property)
-        if explanation.note:
+        shown = run.shown_as_observed(failed, explanation)
+        results = [shown.get(r.law, r) for r in results]
+        if explanation.note or shown:
             shown_first = by_cause(failed)[0][0]
-            results = [replace(r, note=joined(r.note, explanation.note)) if r is shown_first else r for r in results]
+            results = [
+                replace(r, note=joined(r.note, explanation.note)) if r.law == shown_first.law else r for r in results
+            ]
             record(results, record_property, extent)
         plain = "\n".join(f"{r.law} is violated by {case.id}: {r.message}" for r in failed)
         failed = unexpected(results, lines)
