@@ -54,9 +54,9 @@ def test_a_right_kernel_conforms_after_one_paste(kind: str, tmp_path: Path) -> N
             pytest.skip("there is no C compiler")
         (tmp_path / "mine.c").write_text(C_SOURCE, encoding="utf-8")
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", "libmine.so", "mine.c", "-lm"], cwd=tmp_path, check=True)
-    call = ("check", write_backend(tmp_path, code), "--json", "r.json", "--hang-after", "60")
+    call = ["check", write_backend(tmp_path, code), "--json", "r.json", "--hang-after", "60"]
     if "import torch" in code:  # gradients at two dtypes take long
-        call += ("--dtype", "float32")
+        call += ["--dtype", "float32"]
     first = attnspec(*call, folder=tmp_path)
     assert first.returncode == 1, first.stdout + first.stderr
     assert first.stdout.startswith("mine conforms as declared below\n"), first.stdout
