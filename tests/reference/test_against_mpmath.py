@@ -565,9 +565,11 @@ def in_sequences(a: dict[str, Any]) -> list[Any]:
         def among(row: int, key: int, n: int = k - i, keys: int = m - j) -> bool:
             return in_window(beyond(row, key, n, keys), a)
 
-        heads_of_sequence = plain_heads(*([x[s:e] for x in rows] for rows, s, e in (
-            (a["query"], i, k), (a["key"], j, m), (a["value"], j, m)
-        )), among)  # fmt: skip
+        query, key, value = (
+            [x[start:end] for x in rows]
+            for rows, start, end in ((a["query"], i, k), (a["key"], j, m), (a["value"], j, m))
+        )
+        heads_of_sequence = plain_heads(query, key, value, among)
         for r in range(heads):
             outputs[r] += heads_of_sequence[0][r]
             logarithms[r] += heads_of_sequence[1][r]

@@ -118,7 +118,7 @@ def _shows_deviation(subject: Subject, arguments: Arguments) -> bool:
         return True
     if "no_keys" in deviating and not arguments.keys_count:
         return True
-    live = live_rows(arguments, bottom_right=semantics.bottom_right) if operation.masks else np.ones(1, bool)
+    live = live_rows(arguments, semantics=semantics) if operation.masks else np.ones(1, bool)
     return "fully_masked" in deviating and not live.all()
 
 
