@@ -76,14 +76,17 @@ def statistical_weights(
     relative = np.expm1(reach, out=reach)
     relative /= WIDTH
     weighted = alpha * relative
-    squares = (weighted * weighted).sum(-1, keepdims=True)
-    # relative² (1 − α)² + Σ of the others' (α relative)²; relative to the weight, whose square may underflow.
-    variance = relative * relative
-    variance *= 1 - 2 * alpha
-    variance += squares
-    # Both terms are alike where one key has all the weight: there their difference has rounding errors of its own.
-    variance += 4 * np.finfo(dtype).eps * squares
-    np.maximum(variance, 0.0, out=variance)
+    weighted *= weighted
+    squares = weighted.sum(-1, keepdims=True)
+    complement = 1 - alpha
+    # Σ of the others' (α relative)², relative to the weight, whose square may underflow. The difference cancels where
+    # one key has nearly all the weight; there the others are at most (1 − α)² times the largest square.
+    others = np.subtract(squares * (1 + 4 * np.finfo(dtype).eps), weighted, out=weighted)
+    np.minimum(others, (complement * relative.max(-1, keepdims=True, initial=0.0)) ** 2, out=others)
+    np.maximum(others, 0.0, out=others)
+    variance = np.multiply(relative, complement, out=complement)
+    variance *= variance
+    variance += others
     variance /= least_sum**2
     repeats = _largest_multiplicity(drop, attendable)
     # Implementations may compute weights as exp(e − L) with a rounded L, the logarithm of the sum.
@@ -116,11 +119,15 @@ def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) ->
         delta = np.where(attendable, delta, dtype.type(0))
     least_sum = _least_sum(alpha, delta)
     relative = np.expm1(delta, out=delta)
-    # (1 − α) growth + α Σ of the others' growth
     error = alpha * relative
-    total = error.sum(-1, keepdims=True)
-    error *= 1 - 2 * alpha
-    error += alpha * total
+    complement = 1 - alpha
+    # Σ of the others' growth, at most (1 − α) times the largest: see `statistical_weights`.
+    others = error.sum(-1, keepdims=True) * (1 + 4 * np.finfo(dtype).eps) - error
+    np.minimum(others, complement * relative.max(-1, keepdims=True, initial=0.0), out=others)
+    np.maximum(others, 0.0, out=others)
+    others *= alpha
+    error *= complement
+    error += others
     error /= least_sum
     np.minimum(error, np.maximum(alpha, 1 - alpha), out=error)
     common = 2 * u * logarithm
