@@ -79,7 +79,7 @@ try:
 except KeyboardInterrupt as interrupt:
     print("resumed:", interrupt)
 """
-"""A signal in a second part of a run, after the end of the first part was acknowledged."""
+"""A signal in a second part of a run, after the first part has ended."""
 
 SIGNAL_WHILE_IMPORTED = """
 import os, runpy, signal, sys

@@ -320,7 +320,7 @@ def _partition(outcomes: Mapping[int, Outcome]) -> tuple[list[int], list[int]]:
 
 
 def _option_limits(subject: Subject, mark: Mark) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return limits of broadcasting, masks, the causal flag and features, and the backend's message for each.
+    """Return limits of options and broadcasting, and the backend's message for each.
 
     A limit is established by varied calls that use its option and no other, and are accepted without it: at least
     ``MIN_REFUSED`` of them are refused, and none is accepted. Broadcasting counts as an option, without which batches

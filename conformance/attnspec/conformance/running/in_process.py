@@ -152,7 +152,7 @@ class InProcess:
         return Explanation(declared, defect, joined(declaration_note, diagnosis_note))
 
     def shown_as_observed(self, failed: Sequence[Result], explanation: Explanation) -> Mapping[str, Result]:
-        """Return violations, by law, with an input that violates the law under the observed choices, too.
+        """Return violations, by law, with inputs that violate under the observed choices, too.
 
         Without a choice for rows without keys, these rows are left out. A law may fail for an undeclared choice on one
         input and for a mistake on another, which is then shown.
