@@ -69,3 +69,15 @@ def test_a_dropped_key_of_a_uniform_row_is_wrong(keys: int, uniform: str) -> Non
     assert not verdict
     assert not verdict.outside
     assert verdict.ratio > 5
+
+
+def test_a_ramp_pooled_in_many_rows_is_right() -> None:
+    """The partial sums of every row grow and cancel, so that the errors of all rows exceed those of random signs."""
+    rng = np.random.default_rng(0)
+    weights = np.exp(rng.standard_normal((200, 1024)))
+    weights = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+    value = (np.linspace(-1, 1, 1024)[:, None] * rng.uniform(0.5, 2, 8)).astype(np.float32)
+    got = one_by_one(weights.T[..., None] * value[:, None])
+    verdict = judge("attention_pooling", got, weights, value)
+    assert verdict, verdict
+    assert verdict.ensemble == "tested on 200 rows"
