@@ -72,7 +72,7 @@ def test_a_dropped_key_of_a_uniform_row_is_wrong(keys: int, uniform: str) -> Non
 
 
 def test_a_ramp_pooled_in_many_rows_is_right() -> None:
-    """The partial sums of every row grow and cancel, so that the errors of all rows exceed those of random signs."""
+    """The partial sums of every row grow and cancel: all rows err by more than random signs."""
     rng = np.random.default_rng(0)
     weights = np.exp(rng.standard_normal((200, 1024)))
     weights = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
@@ -84,7 +84,7 @@ def test_a_ramp_pooled_in_many_rows_is_right() -> None:
 
 
 def test_a_mean_of_several_groups_of_equal_numbers_is_right() -> None:
-    """Every group rounds in its own direction; together they err by more than the largest group alone may."""
+    """Every group rounds in its own direction; together they exceed the largest one alone."""
     value = np.random.default_rng(0).standard_normal((96, 8, 8)).astype(np.float32).repeat(256, 1)
     mean = one_by_one(np.moveaxis(value, 1, 0)) / np.float32(2048)
     assert judge("average_pooling", mean, value)

@@ -149,10 +149,11 @@ def _repeats_in_sample(x: Numbers, rows: int = 4) -> float:
 
 
 def _repeats(x: Numbers) -> Numbers:
-    """Number of equal terms that have the effect of all groups of equal terms in a row, shape (..., 1).
+    """Number of equal terms that stands for all groups of equal terms in a row.
 
-    A single group has the number of its terms. The roundings of several groups of n terms have independent signs: eight
-    standard deviations of their sum are 8 √(Σ n²/3) units, and it is at most Σ n. NaN equals nothing.
+    The shape is (..., 1). A single group has the number of its terms. The roundings of several groups of n terms have
+    independent signs: eight standard deviations of their sum are 8 √(Σ n²/3) units, and it is at most Σ n. NaN equals
+    nothing.
     """
     ordered = np.sort(x, axis=-1)
     same = ordered[..., 1:] == ordered[..., :-1]
