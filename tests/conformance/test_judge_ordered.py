@@ -97,3 +97,13 @@ def test_softmax_of_several_groups_of_equal_scores_is_right() -> None:
     weights = exponentials / one_by_one(exponentials.T)[:, None]
     assert judge("softmax", weights, scores)
     assert not judge("softmax", weights * np.float32(1.001), scores)
+
+
+def test_an_average_of_8192_keys_in_float16_is_judged() -> None:
+    """The step of float16 moves equal weights alike: it multiplies the average, and widens no budget by their number."""
+    value = np.random.default_rng(0).standard_normal((4, 8192, 16)).astype(np.float16)
+    query, key = np.zeros((4, 1, 8), np.float16), np.zeros((4, 8192, 8), np.float16)
+    mean = value.astype(np.float64).mean(-2, keepdims=True)
+    assert judge("scaled_dot_product_attention", mean.astype(np.float16), query, key, value)
+    wrong = judge("scaled_dot_product_attention", (1.05 * mean).astype(np.float16), query, key, value)
+    assert wrong.worst is not None

@@ -191,20 +191,24 @@ class Statistical(Approximate):
             # earlier product, or since equal numbers were computed alike: ``repeats`` or ``own_terms``.
             own = a.error**2
             if a.weights is not None:
-                # The error that all weights of a row share multiplies the result by one factor, counted below.
-                own = np.maximum(own - shared * left, 0.0)
+                # The error that all weights of a row share multiplies the result by one factor, counted below. The step
+                # of their format is counted above, and below where they are equal.
+                own = np.maximum((a.error - a.operand_step) ** 2 - shared * left, 0.0)
             variance = variance + max(a.repeats, a.own_terms.count) * magnitudes_product(own, right)
         if b.has_errors:
             variance = variance + magnitudes_product(left + a.error**2, b.error**2)
         if a.weights is not None:
             # Equal attention weights err alike when rounded as operands. ``a.weights``: most equal weights in a row;
             # ``share``: their largest part of the row's sum, 1.
-            share = np.minimum(a.weights * left.max(-1, keepdims=True, initial=0.0) ** 0.5, 1.0)
+            largest = left.max(-1, keepdims=True, initial=0.0) ** 0.5
+            share = np.minimum(a.weights * largest, 1.0)
             rounding = 0.6 * (p.weights + b.operand_rounding) * share
+            # Equal weights are off by the same part of a step, however small they are.
+            rounding = rounding + np.divide(
+                a.operand_step * share, largest, out=np.zeros_like(share), where=largest > 0
+            )
             if p.weights_scaled:
                 variance = variance + self._variance_of_steps(a, right)
-                # Equal weights are off by the same part of a step, however small they are.
-                largest = left.max(-1, keepdims=True, initial=0.0) ** 0.5
                 rounding = rounding + 0.6 * p.weights_scaled * a.weights * largest
             variance = variance + (rounding**2 + shared) * double**2
         # A product of three matrices may be computed in either order. Where the terms of one order cancel, those of the
