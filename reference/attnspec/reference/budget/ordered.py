@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from attnspec.reference.budget.numbers import Numbers, Softmax, as_double, repeated_terms
-from attnspec.reference.budget.softmax import EQUAL
+from attnspec.reference.budget.softmax import EQUAL_TERM
 from attnspec.reference.budget.statistical import Statistical
 
 BLOCKS = 64
@@ -55,7 +55,7 @@ class Ordered(Statistical):
             variance = np.maximum(variance, independent)
             # Terms that have a pattern, such as a ramp, may leave remainders that have one, too: all of one sign.
             bound = np.maximum(bound, np.where(independent > PATTERN * usual, total, equal * largest))
-        result: Numbers = variance + (EQUAL * u * bound) ** 2
+        result: Numbers = variance + (EQUAL_TERM * u * bound) ** 2
         return result
 
     def _matmul(self, value: Numbers, a: Self, b: Self) -> Self:
@@ -69,7 +69,7 @@ class Ordered(Statistical):
             times = rescaled.sum(-1, keepdims=True)
             # The exponential multiplies the sum of weights, too: its error cancels where both quotients are equal.
             error = np.abs(rescaled @ v - times * pooled) + times * np.abs(pooled)
-            variance = np.maximum(variance, (EQUAL * RESCALING * p.accumulation * error) ** 2)
+            variance = np.maximum(variance, (EQUAL_TERM * RESCALING * p.accumulation * error) ** 2)
         if rounding := p.weights + b.operand_rounding:
             variance = variance + (0.6 * rounding) ** 2 * _squares_of_groups(alpha, v, rounding)
         result.error = np.hypot(result.error, np.sqrt(variance))
@@ -78,7 +78,9 @@ class Ordered(Statistical):
     def _summed(self, value: Numbers, softmax: Softmax) -> Self:
         result, alpha = super()._summed(value, softmax), as_double(softmax.weights)
         times = [(alpha[..., x] * _later_maxima(alpha[..., x])).sum(-1) for x in _DIRECTIONS]
-        result.error = np.hypot(result.error, 2 * EQUAL * RESCALING * self.precision.accumulation * np.maximum(*times))
+        result.error = np.hypot(
+            result.error, 2 * EQUAL_TERM * RESCALING * self.precision.accumulation * np.maximum(*times)
+        )
         return result
 
 

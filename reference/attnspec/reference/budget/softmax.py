@@ -19,7 +19,7 @@ SCORE_GRID = 32
 """Scores count as equal on a grid of 1/32: their exponentials are then so close that a running sum rounds them in the
 same direction."""
 
-EQUAL = (4 / 3) ** 0.5 / WIDTH
+EQUAL_TERM = (4 / 3) ** 0.5 / WIDTH
 """Standard deviation of a sum's error per equal term, in unit roundoffs of the sum.
 
 A running sum rounds k equal terms in the same direction, by at most one unit of the sum each. So its error is at most
@@ -56,15 +56,15 @@ def statistical_weights(
     """Return weights, their standard deviations, repeats and level, from the scores' standard deviations.
 
     The first two have shape (..., n, m). Of shape (..., n, 1), repeats is the largest number of equal scores in a row
-    and level the standard deviation of the relative error that all weights of a row share if they
-    are computed through a rounded logarithm of their sum.
+    and level the standard deviation of the relative error that all weights of a row share if they are computed through
+    a rounded logarithm of their sum.
     """
     p, u = precision, precision.accumulation
     weights, shifted, attendable, _, logarithm, masked = softmax
     dtype = _dtype_of_errors(weights, p)
     alpha, drop, errors = (x.astype(dtype, copy=False) for x in (weights, shifted, errors))
     error = np.where(attendable, errors, dtype.type(0)) if masked else errors
-    # Arrays of all pairs are overwritten where possible: to read and write memory takes most of the time.
+    # Arrays of all pairs are overwritten where possible, since reading and writing memory takes most of the time.
     reach = u**2 * (1 + drop**2)
     reach += error**2
     np.sqrt(reach, out=reach)
@@ -149,7 +149,7 @@ def _dtype_of_errors(weights: Numbers, precision: Precision) -> np.dtype[Any]:
 
 def variance_of_sum(repeats: Numbers, keys: int, u: float) -> Numbers:
     """Variance of a row's sum of exponentials, relative to the sum; ``repeats`` of the ``keys`` terms are equal."""
-    variance: Numbers = u**2 * (keys / 4 + (EQUAL * repeats) ** 2)
+    variance: Numbers = u**2 * (keys / 4 + (EQUAL_TERM * repeats) ** 2)
     return variance
 
 

@@ -153,9 +153,8 @@ class Statistical(Approximate):
             last = np.moveaxis(self.value, axes, range(-len(axes), 0))
             return last.reshape(*value.shape, terms), np.ones(terms)
 
-        return self._rounded(
-            value, variance + self._summing_variance(value, squares, terms, operands), 0.0, terms=terms
-        )
+        variance = variance + self._summing_variance(value, squares, terms, operands)
+        return self._rounded(value, variance, 0.0, terms=terms)
 
     def _summing_variance(
         self, value: Numbers, squares: Numbers, terms: int, operands: Callable[[], tuple[Numbers, Numbers]]
@@ -199,12 +198,12 @@ class Statistical(Approximate):
         if a.weights is not None:
             # Equal attention weights err alike when rounded as operands. ``a.weights``: most equal weights in a row;
             # ``share``: their largest part of the row's sum, 1.
-            share = np.minimum(a.weights * left.max(-1, keepdims=True, initial=0.0) ** 0.5, 1.0)
+            largest = left.max(-1, keepdims=True, initial=0.0) ** 0.5
+            share = np.minimum(a.weights * largest, 1.0)
             rounding = 0.6 * (p.weights + b.operand_rounding) * share
             if p.weights_scaled:
                 variance = variance + self._variance_of_steps(a, right)
                 # Equal weights are off by the same part of a step, however small they are.
-                largest = left.max(-1, keepdims=True, initial=0.0) ** 0.5
                 rounding = rounding + 0.6 * p.weights_scaled * a.weights * largest
             variance = variance + (rounding**2 + shared) * double**2
         # A product of three matrices may be computed in either order. Where the terms of one order cancel, those of the
@@ -227,7 +226,7 @@ class Statistical(Approximate):
         return result
 
     def _variance_of_steps(self, a: Self, squares: Numbers) -> Numbers:
-        """Variance of sums of weighted values, ``squares``, from the steps of weights in few bits.
+        """Variance of pooled values from the steps of weights in few bits; ``squares`` are those of the values.
 
         Weights below a step err alike: those below half of it become 0. Their errors add linearly, up to a bound.
         """
