@@ -162,7 +162,7 @@ def _semantics(search: Search) -> None:
 
 
 def with_declared_choices(contract: Contract, operation: str, chosen: Mapping[str, Any]) -> Contract:
-    """Return a contract by which an operation is judged as if the backend declared these choices."""
+    """Return a contract that assumes these choices of an operation."""
     declared = contract.semantics
     by_operation = {**declared.per_operation, operation: Semantics.of({**vars(declared[operation]), **chosen})}
     semantics = replace(declared, per_operation=by_operation)
