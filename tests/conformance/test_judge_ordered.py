@@ -69,3 +69,31 @@ def test_a_dropped_key_of_a_uniform_row_is_wrong(keys: int, uniform: str) -> Non
     assert not verdict
     assert not verdict.outside
     assert verdict.ratio > 5
+
+
+def test_a_ramp_pooled_in_many_rows_is_right() -> None:
+    """The partial sums of every row grow and cancel: all rows err by more than random signs."""
+    rng = np.random.default_rng(0)
+    weights = np.exp(rng.standard_normal((200, 1024)))
+    weights = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+    value = (np.linspace(-1, 1, 1024)[:, None] * rng.uniform(0.5, 2, 8)).astype(np.float32)
+    got = one_by_one(weights.T[..., None] * value[:, None])
+    verdict = judge("attention_pooling", got, weights, value)
+    assert verdict, verdict
+    assert verdict.ensemble == "tested on 200 rows"
+
+
+def test_a_mean_of_several_groups_of_equal_numbers_is_right() -> None:
+    """Every group rounds in its own direction; together they exceed the largest one alone."""
+    value = np.random.default_rng(0).standard_normal((96, 8, 8)).astype(np.float32).repeat(256, 1)
+    mean = one_by_one(np.moveaxis(value, 1, 0)) / np.float32(2048)
+    assert judge("average_pooling", mean, value)
+    assert not judge("average_pooling", mean * np.float32(1.001), value)
+
+
+def test_softmax_of_several_groups_of_equal_scores_is_right() -> None:
+    scores = np.random.default_rng(0).standard_normal((96, 8)).astype(np.float32).repeat(512, 1)
+    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+    weights = exponentials / one_by_one(exponentials.T)[:, None]
+    assert judge("softmax", weights, scores)
+    assert not judge("softmax", weights * np.float32(1.001), scores)

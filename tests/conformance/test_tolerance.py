@@ -1,5 +1,7 @@
 """``tolerance`` returns the right result and the allowed error of every number."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +13,6 @@ from attnspec.conformance.harness import parts
 from attnspec.reference import REFERENCE
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.shapes import results
-from attnspec.spec.contract.tree import flatten
 
 from .test_judge import NAMES, OPERATION_NAMES, SDPA, inputs
 
@@ -26,6 +27,28 @@ def attention(queries: int = 20, keys: int = 30, dtype: Any = np.float32) -> tup
     return REFERENCE[SDPA](query, key, value), query, key, value
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "tolerance.md"
+LINES = re.findall(r"\| `(.*?)` \|\n", PAGE.read_text("utf-8"))
+"""The documented comparisons, one for each framework."""
+
+
+def within(got: Array, expected: Array, allowed: Array) -> bool:
+    """True if all numbers are within their allowed errors, and NaN where NaN is expected."""
+    got, expected = got.astype(np.float64), expected.astype(np.float64)
+    both_nan = np.isnan(got) & np.isnan(expected)
+    with np.errstate(invalid="ignore"):  # equal infinities
+        return bool(((got == expected) | (np.abs(got - expected) <= allowed) | both_nan).all())
+
+
+def nearly_equal(pair: tuple[Array, Array], other: tuple[Array, Array]) -> None:
+    """Compare expected numbers to a thousandth of the allowed errors, and these to a quarter.
+
+    Either call may have found a pattern in the few sums that it samples.
+    """
+    assert within(pair[0], other[0], other[1] / 1000)
+    assert within(pair[1], other[1], other[1] / 4)
+
+
 @pytest.mark.parametrize("operation", OPERATION_NAMES)
 def test_the_reference_is_within_the_allowed_errors(operation: str) -> None:
     arguments = inputs(operation, 2, queries=5, keys=6)
@@ -36,14 +59,15 @@ def test_the_reference_is_within_the_allowed_errors(operation: str) -> None:
     ):
         got = next(x for path, x in output.items() if path.path == leaf.path)
         assert got.shape == right.shape == error.shape
-        assert np.isclose(got, right, rtol=0, atol=error, equal_nan=True).all()
+        assert within(got, right, error)
 
 
 def test_the_allowed_errors_are_those_of_the_judge() -> None:
     output, *arguments = attention(dtype=ml_dtypes.bfloat16)
     expected, allowed = tolerance(SDPA, *arguments)
     verdict = judge(SDPA, output, *arguments)
-    assert (np.abs(output.astype(np.float64) - expected) / allowed).max() == pytest.approx(verdict.ratio, rel=1e-9)
+    ratio = (np.abs(output.astype(np.float64) - expected) / allowed).max()
+    assert abs(ratio / verdict.ratio - 1) < 1e-9
     for factor, right in ((0.99, True), (1.01, False)):
         other = expected.astype(np.float32)
         wide = tolerance(SDPA, *(x.astype(np.float32) for x in arguments))
@@ -57,8 +81,8 @@ def test_parts_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tolerance("grouped_query_attention", **arguments.passed)
     monkeypatch.setattr(parts, "PAIRS_PER_ORACLE", 2**7)
     divided = tolerance("grouped_query_attention", **arguments.passed)
-    for one, other in zip(flatten(tuple(whole)).values(), flatten(tuple(divided)).values(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-15)
+    for expected, allowed, other, other_allowed in zip(*whole, *divided, strict=True):
+        nearly_equal((expected, allowed), (other, other_allowed))
 
 
 def test_heads_and_rows_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,13 +90,10 @@ def test_heads_and_rows_are_put_together(monkeypatch: pytest.MonkeyPatch) -> Non
     whole = tolerance("grouped_query_attention", **arguments.passed, rows=[3, 60, 5])
     monkeypatch.setattr(parts, "PAIRS_PER_ORACLE", 2**6)
     divided = tolerance("grouped_query_attention", **arguments.passed)
-    (output, logarithm), (_, allowed) = divided
     assert whole.rows is not None
     assert whole.rows.tolist() == [3, 60, 5]
-    np.testing.assert_allclose(output[:, [3, 60, 5]], whole.expected[0], rtol=1e-12)
-    np.testing.assert_allclose(logarithm[:, [3, 60, 5]], whole.expected[1], rtol=1e-12)
-    # Either call may have found a pattern in the few sums that it samples.
-    np.testing.assert_allclose(allowed[:, [3, 60, 5]], whole.allowed[1], rtol=0.25)
+    for expected, allowed, other, other_allowed in zip(*whole, *divided, strict=True):
+        nearly_equal((expected, allowed), (other[:, [3, 60, 5]], other_allowed[:, [3, 60, 5]]))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -83,8 +104,7 @@ def test_sampled_rows_are_those_of_the_whole(causal: bool) -> None:
     assert some.rows is not None
     assert len(some.rows) == 8
     assert {0, 49} <= {*some.rows.tolist()}
-    np.testing.assert_allclose(whole.expected[..., some.rows, :], some.expected, rtol=1e-12)
-    np.testing.assert_allclose(whole.allowed[..., some.rows, :], some.allowed, rtol=1e-9)
+    nearly_equal((whole.expected[..., some.rows, :], whole.allowed[..., some.rows, :]), (some.expected, some.allowed))
     assert "judged: 8 of 50 rows of each of 2 elements of the batch, with all keys" in str(some)
 
 
@@ -135,9 +155,12 @@ def test_tensors_are_compared_with_tensors() -> None:
     expected, allowed = tolerance(SDPA, query, key, value)
     assert expected.dtype == allowed.dtype == torch.float64
     assert ((output - expected).abs() <= allowed).all()
-    torch.testing.assert_close((output - expected) / allowed, torch.zeros_like(expected), rtol=0, atol=1)
+    names = {"torch": torch, "expected": expected, "allowed": allowed}
     wrong = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=0.2)
-    assert not ((wrong - expected).abs() <= allowed).all()
+    for line in LINES[:2]:
+        exec(line, {**names, "output": output})
+        with pytest.raises(AssertionError):
+            exec(line, {**names, "output": wrong})
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
@@ -145,10 +168,11 @@ def test_numpy_compares_with_arrays(dtype: Any) -> None:
     output, *arguments = attention(dtype=dtype)
     expected, allowed = tolerance(SDPA, *arguments)
     assert expected.dtype == allowed.dtype == np.float64
-    np.testing.assert_array_less(np.abs(output - expected), allowed)
-    assert np.isclose(output, expected, rtol=0, atol=allowed).all()
-    with pytest.raises(AssertionError):
-        np.testing.assert_array_less(np.abs(1.1 * output.astype(np.float64) - expected), allowed)
+    names = {"np": np, "jnp": np, "expected": expected, "allowed": allowed}
+    for line in (LINES[0], *LINES[2:]):
+        exec(line, {**names, "output": output})
+        with pytest.raises(AssertionError):
+            exec(line, {**names, "output": 1.1 * output.astype(np.float64)})
 
 
 def test_jax_compares_in_the_dtype_that_it_has() -> None:
@@ -158,7 +182,7 @@ def test_jax_compares_in_the_dtype_that_it_has() -> None:
     expected, allowed = tolerance(SDPA, query, key, value)
     assert isinstance(expected, jax.Array)
     assert expected.dtype == allowed.dtype == jax.numpy.float32
-    assert jax.numpy.isclose(output, expected, rtol=0, atol=allowed).all()
+    exec(LINES[3], {"jnp": jax.numpy, "output": output, "expected": expected, "allowed": allowed})
     assert not (abs(1.001 * output - expected) <= allowed).all()
 
 
@@ -181,7 +205,7 @@ def test_sums_of_random_terms_are_not_followed_in_order(monkeypatch: pytest.Monk
     usual = judge(SDPA, REFERENCE[SDPA](*arguments), *arguments)
     expected, allowed = tolerance(SDPA, *arguments)
     ratio = float((np.abs(REFERENCE[SDPA](*arguments) - expected) / allowed).max())
-    assert ratio == pytest.approx(usual.ratio, rel=1e-6)
+    assert abs(ratio / usual.ratio - 1) < 1e-6
 
 
 def test_nan_is_expected_where_it_is_attended_to() -> None:
@@ -191,8 +215,8 @@ def test_nan_is_expected_where_it_is_attended_to() -> None:
     assert np.isnan(expected[0, 3]).all()
     assert np.isfinite(expected).sum() == output.size - output.shape[-1]
     assert np.isfinite(allowed).all()
-    assert np.isclose(REFERENCE[SDPA](query, key, value), expected, rtol=0, atol=allowed, equal_nan=True).all()
-    assert not np.isclose(output, expected, rtol=0, atol=allowed, equal_nan=True).all()
+    assert within(REFERENCE[SDPA](query, key, value), expected, allowed)
+    assert not within(output, expected, allowed)
 
 
 def test_results_of_infinities_are_left_open() -> None:

@@ -51,6 +51,7 @@ ROWS: dict[str, Callable[[int, Any], Array]] = {
     "nearly equal terms": lambda d, rng: 100.3 + 1e-3 * rng.standard_normal((4, d)),
     "alternating signs": lambda d, rng: (0.001 + 0.3 * (-1.0) ** np.arange(d)) * rng.uniform(0.5, 2, (4, 1)),
     "two plateaus": lambda d, rng: np.repeat(rng.uniform(-1, 1, (4, 2)), d // 2, 1),
+    "eight plateaus": lambda d, rng: np.repeat(rng.uniform(-1, 1, (4, 8)), d // 8, 1),
     "random signs": lambda d, rng: rng.standard_normal((4, d)),
 }
 
@@ -66,6 +67,10 @@ ACCUSED = {
     ("two plateaus", "from the end"),
     ("two plateaus", "in lanes"),
     ("two plateaus", "in blocks"),
+    ("eight plateaus", "one by one"),
+    ("eight plateaus", "from the end"),
+    ("eight plateaus", "in lanes"),
+    ("eight plateaus", "in blocks"),
 }
 """Rows and orders whose honest errors exceed the budget of random signs."""
 

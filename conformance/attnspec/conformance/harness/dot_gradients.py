@@ -22,7 +22,7 @@ from attnspec.conformance.harness.weight_columns import Columns, columns
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.reference.budget.error_array import WIDTH
 from attnspec.reference.budget.numbers import attendable_softmax
-from attnspec.reference.budget.softmax import EQUAL_TERM, statistical_weights
+from attnspec.reference.budget.softmax import EQUAL, statistical_weights
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.spec.contract.precision import Precision
 
@@ -146,7 +146,7 @@ def query_gradients(
             + 2 * (0.6 * p.operand * terms) ** 2
         )
         summing = (0.5 * u) ** 2 * alpha.shape[-1] * (weighted_sum**2 + (terms**2).sum(-1, keepdims=True))
-        common = np.hypot(level, EQUAL_TERM * u * repeats)
+        common = np.hypot(level, EQUAL * u * repeats)
         operand_rounding = (np.hypot(common, 0.6 * p.operand) * weighted_sum) ** 2
         sum_variance = separate.sum(-1, keepdims=True) + stored + summing + operand_rounding
 

@@ -7,6 +7,7 @@ class allows, show what errors are not yet evidence (``filters``).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from functools import cached_property, partial
 from math import prod
 
@@ -159,6 +160,13 @@ class Ensemble:
     def sigma(self) -> Numbers:
         """Standard deviations of the errors that roundings cause."""
         return self.stacked([self.subject.oracle(part.arguments).sigma for part in self.parts])
+
+    @cached_property
+    def ordered_sigma(self) -> Numbers:
+        """Standard deviations that follow the partial sums of terms with a pattern; several times slower to compute."""
+        subject = copy(self.subject)
+        subject.ordered = True
+        return self.stacked([subject.oracle(part.arguments).sigma for part in self.parts])
 
     @cached_property
     def scale_derivative(self) -> Numbers:

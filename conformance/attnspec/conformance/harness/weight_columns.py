@@ -15,7 +15,7 @@ from attnspec.conformance.harness.sum_variances import EqualGroups, equal_groups
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.reference.budget.error_array import UNKNOWN, WIDTH
 from attnspec.reference.budget.numbers import longest_runs
-from attnspec.reference.budget.softmax import EQUAL_TERM, SCORE_GRID
+from attnspec.reference.budget.softmax import EQUAL, SCORE_GRID
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.spec.contract.precision import Precision
 
@@ -66,7 +66,7 @@ class Columns:
         """The relative error that all weights of a row share, and similar rows with it."""
         # Equal exponentials added one by one round alike; a rounded log Σ exp moves all weights.
         u, logarithm = self.precision.accumulation, np.where(np.isfinite(self.log_sums), self.log_sums, 0.0)
-        error: Numbers = u * np.sqrt((EQUAL_TERM * self.repeats) ** 2 + (0.6 * logarithm) ** 2)
+        error: Numbers = u * np.sqrt((EQUAL * self.repeats) ** 2 + (0.6 * logarithm) ** 2)
         return error
 
     @cached_property

@@ -14,7 +14,7 @@ import numpy as np
 
 from attnspec.reference.budget.error_array import MARGIN
 from attnspec.reference.budget.numbers import COMPARISONS, JOINS, MOVES, Numbers, Softmax, attendable_softmax
-from attnspec.reference.budget.softmax import EQUAL_TERM
+from attnspec.reference.budget.softmax import EQUAL
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.reference.defining.duck_array import DuckArray
 
@@ -194,9 +194,7 @@ class Traced(DuckArray):
         def backward(g: Statistical) -> Sequence[Statistical]:
             inner = (weights * g).sum(-1, keepdims=True)
             # All weights of a row share the error of their sum, in which equal exponentials have equal errors.
-            shared = (
-                EQUAL_TERM * inner.precision.accumulation * weights.weights * np.abs(inner.value).astype(np.float64)
-            )
+            shared = EQUAL * inner.precision.accumulation * weights.weights * np.abs(inner.value).astype(np.float64)
             # A later sum over the keys adds this shared error linearly, not in quadrature.
             alpha = np.abs(weights.value).astype(np.float64)
             effective_keys = 1 / np.maximum((alpha**2).sum(-1, keepdims=True), 2.0**-60)

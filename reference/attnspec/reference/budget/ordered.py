@@ -10,8 +10,8 @@ from typing import Self
 
 import numpy as np
 
-from attnspec.reference.budget.numbers import Numbers, Softmax, as_double, repeated_terms
-from attnspec.reference.budget.softmax import EQUAL_TERM
+from attnspec.reference.budget.numbers import Numbers, Softmax, as_double
+from attnspec.reference.budget.softmax import EQUAL
 from attnspec.reference.budget.statistical import Statistical
 
 BLOCKS = 64
@@ -25,6 +25,9 @@ PATTERN = 2.0
 
 Terms of random signs exceed it in 2 of 10,000 sums.
 """
+
+SAME_SCORE = 2.0**-20
+"""Difference up to which scores of several groups count as equal. Random scores hardly ever are."""
 
 RESCALING = 2.0
 """Bound of two relative errors at every new maximum of a running softmax (unit roundoffs).
@@ -55,7 +58,16 @@ class Ordered(Statistical):
             variance = np.maximum(variance, independent)
             # Terms that have a pattern, such as a ramp, may leave remainders that have one, too: all of one sign.
             bound = np.maximum(bound, np.where(independent > PATTERN * usual, total, equal * largest))
-        result: Numbers = variance + (EQUAL_TERM * u * bound) ** 2
+        result: Numbers = variance + (EQUAL * u * bound) ** 2
+        return result
+
+    def _softmax(self, softmax: Softmax) -> Self:
+        result = super()._softmax(softmax)
+        equal = np.where(softmax.attendable, np.round(as_double(softmax.shifted) / SAME_SCORE), np.nan)
+        repeats = np.maximum(result.weights, _repeats(equal))
+        more = np.sqrt(repeats**2 - result.weights**2)
+        result.error = np.hypot(result.error, EQUAL * self.precision.accumulation * more * as_double(softmax.weights))
+        result.weights = repeats
         return result
 
     def _matmul(self, value: Numbers, a: Self, b: Self) -> Self:
@@ -69,7 +81,7 @@ class Ordered(Statistical):
             times = rescaled.sum(-1, keepdims=True)
             # The exponential multiplies the sum of weights, too: its error cancels where both quotients are equal.
             error = np.abs(rescaled @ v - times * pooled) + times * np.abs(pooled)
-            variance = np.maximum(variance, (EQUAL_TERM * RESCALING * p.accumulation * error) ** 2)
+            variance = np.maximum(variance, (EQUAL * RESCALING * p.accumulation * error) ** 2)
         if rounding := p.weights + b.operand_rounding:
             variance = variance + (0.6 * rounding) ** 2 * _squares_of_groups(alpha, v, rounding)
         result.error = np.hypot(result.error, np.sqrt(variance))
@@ -78,9 +90,7 @@ class Ordered(Statistical):
     def _summed(self, value: Numbers, softmax: Softmax) -> Self:
         result, alpha = super()._summed(value, softmax), as_double(softmax.weights)
         times = [(alpha[..., x] * _later_maxima(alpha[..., x])).sum(-1) for x in _DIRECTIONS]
-        result.error = np.hypot(
-            result.error, 2 * EQUAL_TERM * RESCALING * self.precision.accumulation * np.maximum(*times)
-        )
+        result.error = np.hypot(result.error, 2 * EQUAL * RESCALING * self.precision.accumulation * np.maximum(*times))
         return result
 
 
@@ -126,7 +136,35 @@ def _equal_terms(left: Numbers, right: Numbers, u: float) -> Numbers:
     # Doubles cannot tell relative spreads below 2⁻²⁵ from 0.
     nearly_equal = spread <= np.maximum(u * count, 2.0**-25) ** 2 * mean**2
     columns = right if right.ndim < 2 else right.swapaxes(-1, -2)
-    return np.where(nearly_equal, count, min(repeated_terms(left), repeated_terms(columns)))
+    return np.where(nearly_equal, count, min(_repeats_in_sample(left), _repeats_in_sample(columns)))
+
+
+def _repeats_in_sample(x: Numbers, rows: int = 4) -> float:
+    """Largest :func:`_repeats` of nonzero terms, over a sample of rows."""
+    if x.size == 0:
+        return 1.0
+    flat = x.reshape(-1, x.shape[-1])
+    sample = flat[:: -(-len(flat) // rows)]
+    return float(_repeats(np.where(sample == 0, np.nan, sample)).max())
+
+
+def _repeats(x: Numbers) -> Numbers:
+    """Number of equal terms that stands for all groups of equal terms in a row.
+
+    The shape is (..., 1). A single group has the number of its terms. The roundings of several groups of n terms have
+    independent signs: eight standard deviations of their sum are 8 √(Σ n²/3) units, and it is at most Σ n. NaN equals
+    nothing.
+    """
+    ordered = np.sort(x, axis=-1)
+    same = ordered[..., 1:] == ordered[..., :-1]
+    ends = np.zeros((*x.shape[:-1], 1), bool)
+    grouped = np.concatenate([ends, same], -1) | np.concatenate([same, ends], -1)
+    position = np.arange(x.shape[-1])
+    start = np.maximum.accumulate(np.where(np.concatenate([ends, same], -1), 0, position), axis=-1)
+    # The odd numbers up to 2n − 1 sum up to n².
+    squares = np.where(grouped, 2 * (position - start) + 1, 0).sum(-1, keepdims=True)
+    repeats: Numbers = np.minimum(grouped.sum(-1, keepdims=True), np.sqrt(squares / 3) / EQUAL)
+    return np.maximum(repeats, 1.0)
 
 
 def _later_maxima(weights: Numbers) -> Numbers:

@@ -19,7 +19,7 @@ SCORE_GRID = 32
 """Scores count as equal on a grid of 1/32: their exponentials are then so close that a running sum rounds them in the
 same direction."""
 
-EQUAL_TERM = (4 / 3) ** 0.5 / WIDTH
+EQUAL = (4 / 3) ** 0.5 / WIDTH
 """Standard deviation of a sum's error per equal term, in unit roundoffs of the sum.
 
 A running sum rounds k equal terms in the same direction, by at most one unit of the sum each. So its error is at most
@@ -149,7 +149,7 @@ def _dtype_of_errors(weights: Numbers, precision: Precision) -> np.dtype[Any]:
 
 def variance_of_sum(repeats: Numbers, keys: int, u: float) -> Numbers:
     """Variance of a row's sum of exponentials, relative to the sum; ``repeats`` of the ``keys`` terms are equal."""
-    variance: Numbers = u**2 * (keys / 4 + (EQUAL_TERM * repeats) ** 2)
+    variance: Numbers = u**2 * (keys / 4 + (EQUAL * repeats) ** 2)
     return variance
 
 

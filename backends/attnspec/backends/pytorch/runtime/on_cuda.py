@@ -7,7 +7,8 @@ and excluding NaN or checking integers would make every call wait for the device
 from collections.abc import Mapping
 
 from attnspec.spec.contract.axes import Axis
-from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.operation import OPERATIONS, Operation
+from attnspec.spec.contract.semantics import QUESTIONS
 
 BY_FUSED_KERNELS = [
     "dot_product_attention", "scaled_dot_product_attention", "general_attention", "self_attention",
@@ -26,4 +27,9 @@ def semantics() -> Mapping[str, Mapping[str, str]]:
     # Lengths, indices, tokens and ends of sequences are checked on the CPU alone.
     checked = (o.name for o in OPERATIONS.values() if o.lengths or o.indices or o.sizes_of(Axis.SEQUENCE))
     unread = {o: {"rejection": "unchecked"} for o in checked}
-    return {name: fused.get(name, {}) | unread.get(name, {}) for name in fused | unread}
+    # `rnn_self_attention`, for one, takes no mask, and must not declare what becomes of masked numbers.
+    return {name: _concerning(OPERATIONS[name], fused.get(name, {}) | unread.get(name, {})) for name in fused | unread}
+
+
+def _concerning(operation: Operation, choices: Mapping[str, str]) -> dict[str, str]:
+    return {question: choice for question, choice in choices.items() if QUESTIONS[question].concerns(operation)}
