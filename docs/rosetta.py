@@ -24,6 +24,7 @@ FILES: Mapping[str, tuple[str, str]] = {
 }
 """Repository and commit in which the files and lines of a library were read."""
 
+# Addresses and a folder that are too long for the lines below.
 TE_ATTENTION = "transformer_engine/pytorch/attention/dot_product_attention"
 TENSORFLOW = "https://www.tensorflow.org/api_docs/java/org/tensorflow/op/core"
 OPENVINO = "https://docs.openvino.ai/2024/documentation/openvino-ir-format/operation-sets/operation-specs/sequence"
@@ -32,6 +33,7 @@ TENSORRT = "https://docs.rs/trtx-sys/latest/trtx_sys/enum.CausalMaskKind.html"
 MINDSPORE = "https://mindspore.cn/docs/zh-CN/r2.4.1/_sources/api_python/nn/mindspore.nn.GRUCell.rst.txt"
 
 Cells = Mapping[str, tuple[str, str]]
+"""Choice and source of each library."""
 
 CELLS: Mapping[str, Cells] = {
     "fully_masked": {

@@ -288,7 +288,7 @@ def test_keys_that_are_split_over_programs_are_within_the_bound(
 def test_scores_summed_over_parts_of_the_hidden_units_are_within_the_bound(
     magnitude: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two tiles in three parts of 24, 24 and 16 units, by each arithmetic."""
+    """Two tiles in three parts of 24, 24 and 16 units."""
     a, b, w_v, _ = draw((2,), 1, 30, 64, 1, dtype)
     a, b = a * magnitude, b * magnitude
     whole = operators.scores(a, b, w_v)

@@ -79,7 +79,7 @@ try:
 except KeyboardInterrupt as interrupt:
     print("resumed:", interrupt)
 """
-"""A signal in a second part of a run, after the first part has ended."""
+"""A signal in a second part of a run, after the first was acknowledged."""
 
 SIGNAL_WHILE_IMPORTED = """
 import os, runpy, signal, sys
@@ -177,12 +177,12 @@ def test_a_signal_is_raised_until_it_is_acknowledged() -> None:
     assert (done.returncode, done.stdout) == (0, "['interrupted', 'handled', 'interrupted'] interrupted\n"), done.stderr
 
 
-@pytest.mark.skipif(not HAS_PROC, reason="the system does not say what processes there are")
 def test_a_signal_is_raised_again_once_the_run_resumes() -> None:
     done = subprocess.run([sys.executable, "-c", RESUMED], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "resumed: interrupted\n"), done.stderr
 
 
+@pytest.mark.skipif(not HAS_PROC, reason="the system does not say what processes there are")
 def test_temporary_files_of_a_killed_run_are_removed_by_the_next(tmp_path: Path) -> None:
     with start_check(tmp_path, hostile.before_each_call(hostile.TOUCH_AND_WAIT)) as process:
         process.kill()

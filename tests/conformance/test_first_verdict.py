@@ -110,7 +110,7 @@ PROPOSED = Declaration(
 
 
 def report(*, accept: bool = False, again: Status = Status.PASSED) -> Report:
-    """Return the report of one explained violation, judged again with the proposed declaration."""
+    """Report of a run with one explained violation, judged again as declared."""
     settings = Settings(accept_observed=accept)
     as_declared = Report(
         with_attributes(contract(), PROPOSED.attributes), settings, (replace(HOLDS, status=again),), 1.0

@@ -100,7 +100,7 @@ def test_softmax_of_several_groups_of_equal_scores_is_right() -> None:
 
 
 def test_an_average_of_8192_keys_in_float16_is_judged() -> None:
-    """The step of float16 moves equal weights alike: it multiplies the average, and widens no budget by their number."""
+    """The step of float16 moves equal weights alike: it multiplies the average by one factor."""
     value = np.random.default_rng(0).standard_normal((4, 8192, 16)).astype(np.float16)
     query, key = np.zeros((4, 1, 8), np.float16), np.zeros((4, 8192, 8), np.float16)
     mean = value.astype(np.float64).mean(-2, keepdims=True)

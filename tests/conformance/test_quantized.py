@@ -7,7 +7,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from attnspec.conformance import judge
 from attnspec.conformance.inputs.arguments import Numbers
@@ -122,6 +121,7 @@ def test_operands_rounded_to_bfloat16_first_have_a_class() -> None:
 
 def _as_torch(x: Quantized) -> Quantized:
     """An operand as tensors, with packed float4."""
+    import torch
 
     def tensor(array: Numbers) -> torch.Tensor:
         name = {"float4_e2m1fn": "float4_e2m1fn_x2"}.get(array.dtype.name, array.dtype.name)
@@ -135,6 +135,7 @@ def _as_torch(x: Quantized) -> Quantized:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_tensors_are_read_like_arrays(name: str) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
     quantized = operands(name, "float32")
     output = attention(*values(*quantized))
     tensors = [_as_torch(x) for x in quantized]

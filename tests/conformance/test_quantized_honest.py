@@ -18,7 +18,8 @@ from attnspec.conformance.inputs.quantization import exact_values, quantize, var
 from attnspec.spec import Quantized
 from attnspec.spec.contract.quantized import operand_format
 
-SDPA = "scaled_dot_product_attention"
+from .test_quantized import FORMATS, SDPA
+
 WHOLE = os.environ.get("ATTNSPEC_WHOLE") == "1"
 BATCH = 50
 CALLS = (100_000 if WHOLE else 1000) // BATCH
@@ -26,11 +27,6 @@ SHARES = 10
 """Number of tests that share the calls."""
 
 DEFAULT = {"float32": "ieee32", "bfloat16": "mixed-bfloat16", "float16": "mixed-float16"}
-
-FORMATS = (
-    "e4m3-per-tensor", "e5m2-per-head", "int8-per-token", "e4m3-per-channel", "int8-per-16-tokens",
-    "e4m3-per-32-channels", "mxfp8", "mxfp8-along-tokens", "nvfp4", "nvfp4-along-tokens",
-)  # fmt: skip
 
 NUMBERS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Numbers]] = {
     "normal": lambda rng, shape: rng.standard_normal(shape),

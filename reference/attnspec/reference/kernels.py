@@ -97,7 +97,7 @@ def grouped_query_attention(
 
 
 def in_chosen_base(logarithms: np.ndarray) -> np.ndarray:
-    """Natural logarithms, divided by log 2 if log-sum-exps are to base 2 (semantics `logarithms`)."""
+    """Log-sum-exps from natural logarithms: divided by log 2 if the base is 2 (semantics `logarithms`)."""
     to_base_2 = choice("logarithms") == "base-2"
     converted: np.ndarray = logarithms / np.log(logarithms.dtype.type(2)) if to_base_2 else logarithms
     return converted
@@ -304,8 +304,8 @@ def sliding_window_mask(
 def window_mask(beyond: np.ndarray, window: Window) -> np.ndarray | None:
     """Mask of the keys in a window; None without a window.
 
-    Its left side reaches one key less where it includes the query's own position (semantics `window_left`).
     ``beyond`` is the position of each key minus that of each query. An open side of the window (None) excludes no key.
+    The left side reaches one key less where it includes the query's own position (semantics `window_left`).
     """
     if window is None:
         return None

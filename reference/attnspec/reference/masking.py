@@ -42,7 +42,7 @@ def with_empty_rows_filled(mask: np.ndarray | None) -> np.ndarray | None:
 def beyond_diagonal(n: int, m: int, key_lengths: np.ndarray | None = None) -> np.ndarray:
     """j − i for query i and key j, (n, m); j − i − (m − n) if causal masks are aligned bottom right.
 
-    It is j − i − (ℓ − n), (*batch, n, m), for key lengths ℓ that align the queries.
+    If queries are aligned at key lengths ℓ (semantics `length_alignment`), it is j − i − (ℓ − n), (*batch, n, m).
     """
     offset: int | np.ndarray = m - n if choice("causal_alignment") == "bottom-right" else 0
     if key_lengths is not None and choice("length_alignment") == "at-length":

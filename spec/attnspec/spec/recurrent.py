@@ -87,8 +87,8 @@ class RNNOutput(Protocol[Array]):
     ) -> Float[Array, "*batch q"]: ...
 
 
-@depends_on("gru_reset")
 @depends_on("gru_update")
+@depends_on("gru_reset")
 @dataclass(frozen=True)
 class GRUParameters(Generic[Array]):
     """Weights of a GRU for inputs (d, h) and states (h, h), and biases (h).

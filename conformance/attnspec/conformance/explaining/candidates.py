@@ -137,9 +137,9 @@ def mutant_candidates(
     Mutants whose wrong numbers are of the same kind, gradients or results, come first; among these, those of the dtype.
     They make the choices ``instead`` in place of the declared ones.
     """
-    choices = {**vars(subject.semantics), **(instead or {})}
-    beside = "".join(f" This is with {q} = {x}, where {getattr(subject.semantics, q)} is declared."
-                     for q, x in (instead or {}).items())  # fmt: skip
+    declared, other = vars(subject.semantics), instead or {}
+    choices = {**declared, **other}
+    beside = "".join(f" This is with {q} = {x}, where {declared[q]} is declared." for q, x in other.items())
 
     # A sort key: False comes before True.
     def otherwise_seen(mutant: Mutant) -> tuple[bool, bool]:

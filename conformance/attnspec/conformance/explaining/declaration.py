@@ -97,8 +97,8 @@ def _reasons(
     for (operation, dtype), x in cases.items():
         for name, choice in x["semantics"].items():
             question = QUESTIONS[name]
-            raised = messages.get((operation, dtype, question.law), "").partition("raised ")[1:]
-            shown = f" The backend {''.join(raised).partition(ADVICE)[0]}" if choice == "error" and raised[0] else ""
+            raised = messages.get((operation, dtype, question.law), "").partition("raised ")[2].partition(ADVICE)[0]
+            shown = f" The backend raised {raised}" if choice == "error" and raised else ""
             yield f"{name} = {choice}: {question.statement}{shown}"
         if x["precision"]:
             yield f"precision {x['precision']} at {dtype}: declare it only if the kernel rounds like this"

@@ -111,7 +111,7 @@ def _judged_probe(subject: Subject, call: Probe, deadline: float) -> Probe | Non
 
 
 def _shows_deviation(subject: Subject, arguments: Arguments) -> bool:
-    """Return True if a declared deviation may change numbers, and not through the formula."""
+    """Return True if a deviation that no formula follows may change a call's numbers."""
     semantics, operation = subject.semantics, arguments.operation
     deviating = {q for q in QUESTIONS if getattr(semantics, q) != QUESTIONS[q].normative} - {*subject.choices}
     if deviating & ABOUT_NONFINITE and not all(np.isfinite(wide(x)).all() for _, x in arguments.floats):

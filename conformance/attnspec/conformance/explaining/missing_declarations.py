@@ -162,7 +162,7 @@ def _semantics(search: Search) -> None:
 
 
 def with_declared_choices(contract: Contract, operation: str, chosen: Mapping[str, Any]) -> Contract:
-    """Return the contract, with these choices declared for an operation."""
+    """Return a contract that assumes these choices of an operation."""
     declared = contract.semantics
     by_operation = {**declared.per_operation, operation: Semantics.of({**vars(declared[operation]), **chosen})}
     semantics = replace(declared, per_operation=by_operation)

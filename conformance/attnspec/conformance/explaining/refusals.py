@@ -118,21 +118,19 @@ def refusals(subject: Subject, mark: Mark) -> Refusals:
         limited = Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
         narrower = refusals(limited, mark)
         if narrower.accepts_any:
-            limits = {**limit, **narrower.limits}
-            return replace(
-                narrower, limits=limits, exceptions=dict.fromkeys(limit, probes.message) | dict(narrower.exceptions)
-            )
+            exceptions = dict.fromkeys(limit, probes.message) | dict(narrower.exceptions)
+            return replace(narrower, limits={**limit, **narrower.limits}, exceptions=exceptions)
     if not probes.accepts_any:
         return Refusals(everything=probes.refused_all, exceptions={REFUSED: probes.message})
     limits, exceptions = _option_limits(subject, mark)
-    for step in (
-        *(probes.lengths, probes.features, probes.batches),
-        *(probes.min_length, probes.min_batch, probes.layouts, probes.gradients),
-    ):
+    for limits_of_kind in (
+        probes.lengths, probes.features, probes.batches, probes.min_length, probes.min_batch, probes.layouts,
+        probes.gradients,
+    ):  # fmt: skip
         probes.message = ""
-        step_limits = step()
-        limits |= step_limits
-        exceptions |= dict.fromkeys(step_limits, probes.message)
+        observed = limits_of_kind()
+        limits |= observed
+        exceptions |= dict.fromkeys(observed, probes.message)
     others = {d: _Probes(_with_dtype(subject, d), mark) for d in subject.limits.dtypes if d != subject.dtype}
     refused = {d: dtype_probes.message for d, dtype_probes in others.items() if dtype_probes.refused_all}
     if refused:
@@ -155,7 +153,7 @@ def _with_dtype(subject: Subject, dtype: str) -> Subject:
 
 
 def _refused(subject: Subject, arguments: Arguments, matches: Callable[[str], bool] = says_unsupported) -> Outcome:
-    """Call a backend, and return whether it refuses."""
+    """Return the outcome of a call; ``matches`` tells which messages refuse its inputs."""
     try:
         outcome = subject.result_or_raised(subject.converted(arguments))
     except (Violation, OutsideDeclaration):
@@ -306,13 +304,10 @@ class _Probes:
 
 def _minimum(refused_by_size: Mapping[int, Outcome]) -> int:
     """Return the smallest accepted size if exactly all smaller ones are refused; else 0."""
-    accepted = [size for size, refused in refused_by_size.items() if refused is False]
+    accepted, refused = _partition(refused_by_size)
+    all_known = len(accepted) + len(refused) == len(refused_by_size)
     smallest = min(accepted, default=0)
-    return (
-        smallest
-        if all((bool(refused) if size < smallest else refused is False) for size, refused in refused_by_size.items())
-        else 0
-    )
+    return smallest if all_known and all(size < smallest for size in refused) else 0
 
 
 def _partition(outcomes: Mapping[int, Outcome]) -> tuple[list[int], list[int]]:
@@ -320,11 +315,11 @@ def _partition(outcomes: Mapping[int, Outcome]) -> tuple[list[int], list[int]]:
 
 
 def _option_limits(subject: Subject, mark: Mark) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return limits of options and broadcasting, and the backend's message for each.
+    """Return limits of optional parts of calls, and the backend's message for each.
 
-    A limit is established by varied calls that use its option and no other, and are accepted without it: at least
-    ``MIN_REFUSED`` of them are refused, and none is accepted. Broadcasting counts as an option, without which batches
-    are repeated in full.
+    The parts are masks, the causal flag, features, and broadcasting, without which batches are repeated in full. A
+    limit is established by varied calls that use its part and no other, and are accepted without it: at least
+    ``MIN_REFUSED`` of them are refused, and none is accepted.
     """
     inputs = list(_varied_inputs(subject, mark))
     limits: dict[str, Any] = {}

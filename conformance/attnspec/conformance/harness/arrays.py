@@ -149,8 +149,8 @@ def _dtype(dtype: _Dtype) -> np.dtype[Any]:
 def converter_to_arrays_like(x: Any) -> tuple[np.dtype[Any], Callable[[Numbers], Any]]:
     """Return the widest float dtype for arrays like ``x``, and their conversion from NumPy.
 
-    Converted arrays are of the framework of ``x``, on its device.
-    PyTorch, JAX and CuPy are known; for arrays of other frameworks, numbers stay in NumPy.
+    Converted arrays are on the device of ``x``. PyTorch, JAX and CuPy are known; for any other framework they stay in
+    NumPy.
     """
     double, single = np.dtype(np.float64), np.dtype(np.float32)
     # A framework that no array came from is not imported.

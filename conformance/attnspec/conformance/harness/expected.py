@@ -13,6 +13,9 @@ from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Subject
 
+KEPT_MEMORY = 2**25 - 2**16
+"""Size of a block that makes the C library keep freed memory; larger blocks have no such effect."""
+
 
 class Expected(NamedTuple):
     """Expected numbers, budgets, and a mask of required NaN (None: nowhere). Any other NaN leaves its element open."""
@@ -22,15 +25,11 @@ class Expected(NamedTuple):
     nan: Numbers | None = None
 
 
-KEPT_MEMORY = 2**25 - 2**16
-"""Size of a block that makes the C library keep freed memory; larger blocks have no such effect."""
-
-
 @contextmanager
 def on_all_cores() -> Iterator[Callable[..., Iterator[Any]]]:
     """Yield a ``map`` on one thread per core."""
-    # The C library of Linux gives freed memory back once it is twice as large as the largest block freed so far. It
-    # then maps every array anew, in half of the time. Freeing one block that is never written to prevents that.
+    # The C library of Linux gives freed memory back once it is twice as large as the largest block freed so far. To map
+    # every array anew would then take half of the time. Freeing one block that is never written to prevents that.
     np.empty(KEPT_MEMORY, np.uint8)
     # Threads of the BLAS would compete with these threads.
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as threads:

@@ -13,8 +13,8 @@ from attnspec.conformance.harness.expected import Expected, expected, on_all_cor
 from attnspec.conformance.harness.filters import extent as extent_of_groups
 from attnspec.conformance.harness.filters import shared_error
 from attnspec.conformance.harness.hidden_defects import hidden_defects
+from attnspec.conformance.harness.other_readings import Call, right_reading
 from attnspec.conformance.harness.parts import Part, extent, pairs, parts, whole, with_rows
-from attnspec.conformance.harness.readings import Call, right_reading
 from attnspec.conformance.harness.record import Record
 from attnspec.conformance.harness.verdict import Verdict
 from attnspec.conformance.judging.sampled_rows import rows_to_judge
@@ -73,14 +73,14 @@ def judge(
         judge_gradients(record, whole(inputs, cotangents), results, gradient_arrays, rng, seed)
     elif cotangent is not None:
         raise TypeError(f"{operation}: gradients: expected a mapping, because a cotangent is passed; got None")
+
+    def verdict_on(call: Call) -> Verdict:
+        other = Record(call.subject)
+        _judge_results(other, whole(call.arguments, call.results), reading.generator(seed, "judge"), ensembles)
+        return other.verdict()
+
     if gradients is None:
-
-        def judged(call: Call) -> Verdict:
-            other = Record(call.subject)
-            _judge_results(other, whole(call.arguments, call.results), reading.generator(seed, "judge"), ensembles)
-            return other.verdict()
-
-        record.propose = partial(right_reading, Call(subject, inputs, results), judged)
+        record.propose = partial(right_reading, Call(subject, inputs, results), verdict_on)
     return record.verdict()
 
 

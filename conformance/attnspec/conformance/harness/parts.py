@@ -110,8 +110,8 @@ def _split(subject: Subject, call: Part, rows: int | None) -> Iterator[Part]:
     for element in split_elements(call, rows):
         heads = count_of_heads(call.arguments)
         # A slice of interleaved heads is no call with fewer key heads.
-        whole = subject.semantics.head_groups == "interleaved"
-        max_heads = heads if whole else PAIRS_PER_ORACLE * heads / max(_cost(element.arguments, rows), 1)
+        indivisible = subject.semantics.head_groups == "interleaved"
+        max_heads = heads if indivisible else PAIRS_PER_ORACLE * heads / max(_cost(element.arguments, rows), 1)
         yield from split_heads(subject.operation, element, max_heads)
 
 

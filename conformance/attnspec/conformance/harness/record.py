@@ -60,7 +60,8 @@ class Record:
         """Compare an array with the expected one, and remember its worst number.
 
         ``of`` names the array, ``row`` is its axis of rows. A wrong number is no evidence if the class may overflow.
-        ``ordered`` computes budgets that follow partial sums, by which the first wrong array is compared once more.
+        ``ordered`` computes budgets that follow partial sums. By these, an array out of its budget is judged, until one
+        is wrong.
         """
         if ordered is not None and self.worst is None and self._is_wrong(got, expected, part):
             subject = copy(self.subject)
@@ -73,8 +74,9 @@ class Record:
         try:
             self.subject.demand_match(got, value, budget, part.arguments, of)
         except Violation as error:
-            self.outside = overflow(self.subject, part.arguments) or self.outside
-            if not overflow(self.subject, part.arguments):
+            outside = overflow(self.subject, part.arguments)
+            self.outside = outside or self.outside
+            if not outside:
                 self._store_if_worst(got, expected, part, of, row, error.index or ())
         if nan is not None:
             self.required_nan += int(nan.sum())
@@ -83,7 +85,7 @@ class Record:
                 self._store_if_worst(got, expected, part, of, row, tuple(map(int, np.argwhere(not_nan)[0])))
 
     def _is_wrong(self, got: Numbers, expected: Expected, part: Part) -> bool:
-        """Return whether a number exceeds its budget, without recording the comparison."""
+        """Return True if a number exceeds its budget, without recording the comparison."""
         try:
             copy(self.subject).demand_match(got, expected.value, expected.budget, part.arguments)
         except Violation:

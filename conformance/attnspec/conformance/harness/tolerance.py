@@ -33,8 +33,8 @@ from attnspec.conformance.inputs.dtypes import numpy_dtype
 from attnspec.conformance.judging.subject import Subject
 from attnspec.spec.contract.tree import Leaf, flatten
 
-PATTERN = 1.25
-"""Growth of a budget from which its sums have a pattern.
+PATTERNED_GROWTH = 1.25
+"""Factor by which partial sums enlarge a budget, from which its sums have a pattern.
 
 Sums of terms with random signs reach it in fewer than 1 of 1,000 numbers.
 """
@@ -141,11 +141,12 @@ def tolerance(
     float_dtype, convert = converter_to_arrays_like(_first_array([*arguments, *options.values()]))
     chosen = None if rows is None else _chosen_rows(subject, inputs, rows, rng)
     call = whole(inputs, {leaf.path: _places(inputs, leaf, chosen) for leaf in subject.operation.outputs})
-    record, arrays = Record(subject), dict[str, Pair]()
+    record = Record(subject)
     computed = _compute(record, call, chosen, rng)
-    for path, x in call.results.items():
-        places = [part.results[path] for part, _ in computed]
-        arrays[path] = _pair(x.shape, places, [right[path] for _, right in computed], float_dtype)
+    arrays = {
+        path: _pair(x.shape, [p.results[path] for p, _ in computed], [x[path] for _, x in computed], float_dtype)
+        for path, x in call.results.items()
+    }
     record.judged.append(extent(call, [part for part, _ in computed]))
     gradients: dict[str, Pair] = {}
     if cotangent is not None:
@@ -204,7 +205,7 @@ def _places(arguments: Arguments, leaf: Leaf, rows: Numbers | None) -> Numbers:
 def _compute(
     record: Record, call: Part, rows: Numbers | None, rng: np.random.Generator
 ) -> list[tuple[Part, dict[str, Expected]]]:
-    """Return the parts of a call with their expected results, which the record counts."""
+    """Return the parts of a call with their expected results, compared with themselves: the record counts numbers."""
     subject = record.subject
     all_parts = list(parts_of_rows(subject, call, rows))
     for part in all_parts:
@@ -243,7 +244,7 @@ def _has_patterns(subject: Subject, arguments: Arguments, rng: np.random.Generat
             return True
         sample = at_rows(subject, element, rows)
         usual, by_order = subject.oracles(sample), ordered.oracles(sample)
-        exceeding = [x.budget > PATTERN * usual[path].budget for path, x in by_order.items()]
+        exceeding = [x.budget > PATTERNED_GROWTH * usual[path].budget for path, x in by_order.items()]
         if any(x.size and x.mean() > PATTERNED_SHARE for x in exceeding):
             return True
     return False
@@ -270,9 +271,7 @@ def _gradients(record: Record, call: Part, dtype: np.dtype[Any]) -> dict[str, Pa
     }
 
 
-def _pair(
-    shape: tuple[int, ...], places: Sequence[Numbers], parts: Sequence[Expected], dtype: np.dtype[Any]
-) -> tuple[Numbers, Numbers]:
+def _pair(shape: tuple[int, ...], places: Sequence[Numbers], parts: Sequence[Expected], dtype: np.dtype[Any]) -> Pair:
     """Return expected numbers and allowed errors of a whole array, from those of its parts."""
     values, allowed = np.zeros(shape, parts[0].value.dtype if parts else dtype), np.zeros(shape)
     for indices, part in zip(places, parts, strict=True):

@@ -13,6 +13,7 @@ from attnspec.spec.contract.semantics import Semantics
 from attnspec.spec.contract.tree import Kind, Leaf
 
 NORMATIVE = Semantics()
+"""The choices of a backend that declares none."""
 
 LARGEST_SQUARE = 16
 """Most queries and keys of a square mask. Examples of one query may have many keys."""
@@ -69,12 +70,12 @@ def key_offsets(
 
 
 def aligning_lengths(arguments: Arguments, semantics: Semantics) -> Numbers | None:
-    """Key lengths with whose ends the last query is aligned; None if there are none."""
+    """Key lengths at whose ends the last query is aligned; None if lengths move no query."""
     return _key_lengths(arguments) if semantics.length_alignment == "at-length" else None
 
 
 def _key_lengths(arguments: Arguments) -> Numbers | None:
-    """Numbers of attended keys that are no padding; None without lengths."""
+    """Number of keys before the padding, for each batch element; None without lengths."""
     leaf = arguments.operation.hiding_argument(arguments.operation.key_size)
     return None if leaf is None or leaf.kind is not Kind.INT else arguments[leaf.path]
 

@@ -112,8 +112,8 @@ def _scales(largest: Numbers, top: float, form: OperandFormat) -> tuple[Numbers,
         global_scale = np.float32(largest.max(initial=0.0) / (top * _largest(form.scales)))
         return (largest / top / np.float64(global_scale)).astype(_dtype(form.scales)), np.asarray(global_scale)
     if form.scales == "float8_e8m0fnu":
-        # As in the MX specification: the largest number gets the largest exponent of the codes.
-        # Its smallest number is 2⁻¹²⁷.
+        # As in the MX specification: the largest number gets the largest exponent of the codes. The smallest number of
+        # E8M0 is 2⁻¹²⁷.
         exponents = np.maximum(np.floor(np.log2(largest)) - np.floor(np.log2(top)), -127.0)
         return np.exp2(exponents).astype(_dtype(form.scales)), None
     return (largest / top).astype(_dtype(form.scales)), None
@@ -122,7 +122,7 @@ def _scales(largest: Numbers, top: float, form: OperandFormat) -> tuple[Numbers,
 def varied(x: Numbers, form: OperandFormat, token_axis: int | None, rng: np.random.Generator) -> Numbers:
     """Multiply every block by a factor between 1/4 and 4, then restore the mean square.
 
-    Then a scale that is applied to the wrong block shows.
+    With such numbers, a scale of another block shows.
     """
     counts = _block_counts(x.shape, form, token_axis)
     factors = np.exp2(rng.uniform(-2, 2, counts))

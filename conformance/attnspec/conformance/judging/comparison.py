@@ -14,9 +14,9 @@ INFORMATIVE = 0.03
 """An element whose budget exceeds this fraction of the largest expected magnitude is not judged."""
 
 INFORMATIVE_WITH_FEW_BITS = 0.5
-"""Such a fraction for weights in 8 bits or fewer.
+"""Limit of this fraction for weights in 8 bits or fewer.
 
-Their roundings alone exceed 3 %. The result is linear in them, so that the propagation of errors stays valid.
+Roundings of such weights alone exceed 3 %. The result is linear in them, so that the propagation of errors stays valid.
 """
 
 

@@ -99,7 +99,7 @@ def _declared_on(backend: Any, limits: Limits, device: str) -> dict[str, Any]:
 
 
 def _unused_devices(backend: Any, limits: Limits) -> dict[str, str]:
-    """Notes on declarations for devices that the limits lack, perhaps like this machine."""
+    """Notes on declarations for undeclared devices, which this machine may lack."""
     absent = [str(kind) for kind in getattr(backend, "on_device", None) or {} if kind not in limits.devices]
     declared = ", ".join(limits.devices)
     return {f"on_device {printable(x)}": f"not used, because the limits declare {declared}" for x in absent}

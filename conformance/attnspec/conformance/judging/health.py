@@ -89,9 +89,10 @@ class Health:
     def broke(self, smallest: Mapping[str, Call], operation: str, *, expected: bool = False) -> bool:
         """Return whether the stored raise was lasting; if so, restart the process, if possible.
 
-        Calls that worked before are repeated. If there is none of the kind that raised, that of ``smallest``, a call of
-        ``operation``, must raise here and work in a new process. An ``expected`` raise, where no restart is possible,
-        is lasting only if that smallest call raises, too: a stored call may have begun to raise by itself.
+        Calls that worked before are repeated: one of them must raise. If no call of the kind that raised has worked,
+        the call of this kind in ``smallest``, of ``operation``, must raise here and work in a new process. Where no
+        restart is possible, a raise that a law ``expected`` is lasting only if this smallest call raises, too: a stored
+        call may have begun to raise by itself.
         """
         if self.raised is None:
             return False

@@ -44,10 +44,10 @@ class Subject(Comparisons):
     """A backend's operation at one dtype on one device.
 
     ``observed``: choices that the backend was seen to make, by question. ``default_dtype``: dtype of the last result of
-    an operation without float inputs. ``ordered``, ``sampled``: budgets also use partial sums, or random samples
-    too; see :func:`judged`.
-    ``is_leading_dtype``: checks that need only one dtype run at this one. ``effort``: sizes of ensembles and examples.
-    ``estimates``: by quantity, the relative error that an ensemble shows, and its limit; read by documentation only.
+    an operation without float inputs. ``ordered``: budgets follow partial sums; ``sampled``: they also use random
+    samples; see :func:`judged`. ``is_leading_dtype``: checks that need only one dtype run at this one. ``effort``:
+    sizes of ensembles and examples. ``estimates``: by quantity, the relative error that an ensemble shows, and its
+    limit; read by documentation only.
     ``left_out``: by law, the declaration that excludes its calls. ``extent``: largest sizes of all calls. ``passed``:
     the arguments converted last by the current check. ``not_tried``: by law, what this machine is too small for.
     """
@@ -62,11 +62,8 @@ class Subject(Comparisons):
         profile: Profile = PROFILES["full"],
     ) -> None:
         missing = frozenset(x for x in operation.features if not contract.limits.has(x))
-        self.backend, self.contract, self.operation = (
-            backend,
-            contract,
-            operation.without(missing).with_always(contract.limits.always),
-        )
+        self.backend, self.contract = backend, contract
+        self.operation = operation.without(missing).with_always(contract.limits.always)
         self.dtype, self.device = dtype, device
         self.effort = profile.at(dtype)
         self.estimates: dict[str, tuple[float, float]] = {}
@@ -468,8 +465,10 @@ class Subject(Comparisons):
         """The oracle's gradients and their budgets, by path."""
         wide = oracle_dtype(self.precision.dtype)
         cotangent = self.like_result(cotangents, arguments, convert=False)
-        inputs, looks = arguments.values_by_name, {"ordered": self.ordered, "sampled": self.sampled}
-        return gradients(self.formula(), inputs, cotangent, self.precision, wide, **looks)
+        return gradients(
+            self.formula(), arguments.values_by_name, cotangent, self.precision, wide,
+            ordered=self.ordered, sampled=self.sampled,
+        )  # fmt: skip
 
     def in_domain(self, arguments: Arguments) -> bool:
         """True if the backend accepts the call and its precision class does not overflow."""

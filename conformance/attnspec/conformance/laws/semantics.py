@@ -6,7 +6,7 @@ row without attendable keys may depend.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any, cast
@@ -69,7 +69,6 @@ def samples(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
     count = len(SIZES) if all_sizes else 1 if _probes_once(subject) else 2
     max_features = MAX_GRID_SIZE if subject.operation.sizes_of(Axis.GRID) else None
     for batch, queries, keys, features in SIZES[:count]:
-        batch = batch if len(batch) <= subject.limits.max_batch_dims else ()
         limited_features = features if max_features is None else min(features, max_features)
         yield sample(subject, rng, batch, queries=queries, keys=keys, heads=2, features=limited_features)
 
@@ -237,10 +236,7 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Observations
     seen: Observations = []
     sizes = (((), 2, 5, 4), ((2,), 5, 3, 4), ((2, 2), 17, 40, 16))  # batch, queries, keys, features
     for batch, queries, keys, features in sizes[: 1 if _probes_once(subject) else None]:
-        fits = len(batch) <= subject.limits.max_batch_dims
-        plain = _in_two_sequences(
-            sample(subject, rng, batch if fits else (), queries=queries, keys=keys, features=features)
-        )
+        plain = _in_two_sequences(sample(subject, rng, batch, queries=queries, keys=keys, features=features))
         restricted = None if plain.queries == plain.keys_count else _with_causal_or_window(subject, plain)
         if restricted is None:
             continue
@@ -270,17 +266,15 @@ def length_alignment(subject: Subject, rng: np.random.Generator) -> Observations
     if leaf is None or leaf.kind is not Kind.INT or not subject.limits.has(leaf.path):
         return seen
     for batch, queries, keys, features in (((), 2, 5, 4), ((2,), 5, 9, 4), ((2, 2), 17, 40, 16)):
-        fits = len(batch) <= subject.limits.max_batch_dims
-        plain = sample(subject, rng, batch if fits else (), queries=queries, keys=keys, features=features)
+        plain = sample(subject, rng, batch, queries=queries, keys=keys, features=features)
         n, m = plain.queries or 0, plain.keys_count or 0
         if m < n + 2:
-            continue  # only lengths between n and m tell the choices apart under either alignment
+            continue  # under either causal alignment, only lengths between n and m tell the choices apart
         lengths = np.full(plain.batch, n + 1)
         lengths.flat[1:] = m - 1
         restricted = _with_causal_or_window(subject, plain.replaced({leaf.path: lengths}))
         if restricted is not None:
-            fitting = _fitting(subject, restricted, "length_alignment", [subject.operation.leading.path])
-            seen.extend(Observation(choice, restricted) for choice in fitting)
+            seen += _observed(subject, [restricted], "length_alignment", [subject.operation.leading.path])
     return seen
 
 
@@ -292,11 +286,10 @@ def window_left(subject: Subject, rng: np.random.Generator) -> Observations:
     if operation.window is None or not limits.has(operation.window):
         return seen
     for batch, count, window in (((), 4, (1, 0)), ((2,), 9, (3, 1)), ((2, 2), 40, (16, 0))):
-        plain = sample(subject, rng, batch if len(batch) <= limits.max_batch_dims else (), queries=count, keys=count)
+        plain = sample(subject, rng, batch, queries=count, keys=count)
         full = {p: np.full_like(plain[p], plain.size(n)) for p, n in operation.lengths.items() if plain[p] is not None}
         windowed = _in_two_sequences(plain).replaced({**full, operation.window: window})
-        fitting = _fitting(subject, windowed, "window_left", [subject.operation.leading.path])
-        seen.extend(Observation(choice, windowed) for choice in fitting)
+        seen += _observed(subject, [windowed], "window_left", [operation.leading.path])
     return seen
 
 
@@ -306,14 +299,12 @@ def logarithms(subject: Subject, rng: np.random.Generator) -> Observations:
 
     In a merge also the outputs are compared, which the log-sum-exps weight.
     """
-    seen: Observations = []
     operation = subject.operation
+    if len(operation.outputs) == 1:
+        return []
     merges = operation.query_size is None
     compared = [x.path for x in operation.outputs if merges or x is not operation.leading]
-    for sampled in samples(subject, rng) if len(operation.outputs) > 1 else ():
-        plain = _in_two_sequences(sampled)
-        seen.extend(Observation(x, plain) for x in _fitting(subject, plain, "logarithms", compared))
-    return seen
+    return _observed(subject, map(_in_two_sequences, samples(subject, rng)), "logarithms", compared)
 
 
 @probes("sink_alone")
@@ -322,15 +313,15 @@ def sink_alone(subject: Subject, rng: np.random.Generator) -> Observations:
     seen: Observations = []
     operation, limits = subject.operation, subject.limits
     path = operation.part(ScoreEffect.SINK)
-    logarithms = [x.path for x in operation.outputs if x is not operation.leading]
-    if not path or not logarithms or not limits.has(path) or not limits.mask or operation.mask is None:
+    log_sum_exps = [x.path for x in operation.outputs if x is not operation.leading]
+    if not path or not log_sum_exps or not limits.has(path) or not limits.mask or operation.mask is None:
         return seen
     for sampled in samples(subject, rng):
         heads = sampled.binding.shape(operation.leading)[-3]
         mask = rng.random(mask_shape(sampled)) < 0.6
         mask[..., 0, :] = False
         emptied = sampled.replaced({path: subject.exact(rng.standard_normal(heads))}).with_mask(mask)
-        seen.extend(Observation(x, emptied) for x in _fitting(subject, emptied, "sink_alone", logarithms))
+        seen += _observed(subject, [emptied], "sink_alone", log_sum_exps)
     return seen
 
 
@@ -432,30 +423,17 @@ def odd_encoding(subject: Subject, rng: np.random.Generator) -> Observations:
     return seen
 
 
-@probes("gru_reset")
-def gru_reset(subject: Subject, rng: np.random.Generator) -> Observations:
-    """Compare the result with the formula under each choice."""
-    tried = samples(subject, rng)
-    return [Observation(choice, x) for x in tried for choice in _fitting(subject, x, "gru_reset")]
+def _probe_by_formulas(question: str) -> None:
+    """Register the probe of a question whose choices differ on all inputs."""
+
+    @probes(question)
+    def probe(subject: Subject, rng: np.random.Generator) -> Observations:
+        """Compare the result with the formula under each choice."""
+        return _observed(subject, samples(subject, rng), question)
 
 
-@probes("gru_update")
-def gru_update(subject: Subject, rng: np.random.Generator) -> Observations:
-    """Compare the result with the formula under each choice."""
-    return [Observation(choice, x) for x in samples(subject, rng) for choice in _fitting(subject, x, "gru_update")]
-
-
-@probes("lstm_forget_bias")
-def lstm_forget_bias(subject: Subject, rng: np.random.Generator) -> Observations:
-    """Compare the result with the formula under each choice."""
-    tried = samples(subject, rng)
-    return [Observation(choice, x) for x in tried for choice in _fitting(subject, x, "lstm_forget_bias")]
-
-
-@probes("rotary_pairs")
-def rotary_pairs(subject: Subject, rng: np.random.Generator) -> Observations:
-    """Compare the result with the formula under each choice."""
-    return [Observation(choice, x) for x in samples(subject, rng) for choice in _fitting(subject, x, "rotary_pairs")]
+for _question in ("gru_reset", "gru_update", "lstm_forget_bias", "rotary_pairs"):
+    _probe_by_formulas(_question)
 
 
 @probes("head_groups")
@@ -466,7 +444,7 @@ def head_groups(subject: Subject, rng: np.random.Generator) -> Observations:
     for batch, queries, keys, features in SIZES[: 1 if _probes_once(subject) else 3]:
         sizes = {of_keys: 2, of_group: 3}
         sampled = sample(subject, rng, batch, queries=queries, keys=keys, features=features, sizes=sizes)
-        seen += [Observation(choice, sampled) for choice in _fitting(subject, sampled, "head_groups")]
+        seen += _observed(subject, [sampled], "head_groups")
     return seen
 
 
@@ -480,8 +458,15 @@ def alibi_distances(subject: Subject, rng: np.random.Generator) -> Observations:
     for sampled in samples(subject, rng):
         heads = sampled.array(subject.operation.queries[0].path).shape[-3]
         with_slopes = sampled.replaced({path: subject.exact(2.0 ** -(1.0 + np.arange(heads)))})
-        seen += [Observation(choice, with_slopes) for choice in _fitting(subject, with_slopes, "alibi_distances")]
+        seen += _observed(subject, [with_slopes], "alibi_distances")
     return seen
+
+
+def _observed(
+    subject: Subject, calls: Iterable[Arguments], question: str, compared: Collection[str] | None = None
+) -> Observations:
+    """The choices that fit the results of calls; see :func:`_fitting`."""
+    return [Observation(choice, x) for x in calls for choice in _fitting(subject, x, question, compared)]
 
 
 def _fitting(
@@ -489,8 +474,8 @@ def _fitting(
 ) -> list[str]:
     """The first choice whose formula fits; empty if all fit, a violation if none does.
 
-    ``compared`` are the paths of the results that the question is about, by default all. If none fits under the
-    declared choices of other questions, it may fit under others: both are declared wrong.
+    ``compared`` are the paths of the results that the question is about, by default all. If no choice fits under the
+    declared choices of the other questions, these are varied too, since several declarations may be wrong.
     """
     compared = [x.path for x in subject.operation.outputs] if compared is None else compared
     choices = QUESTIONS[question].choices
@@ -521,9 +506,9 @@ def _fits(got: Numbers, oracle: Judged) -> bool:
 
 
 def _combinations(subject: Subject, question: str) -> Iterator[dict[str, str]]:
-    """All choices of the other questions that the formula reads; of rows without keys the declared one alone."""
-    choices = {**choices_of_formula(subject.operation), "fully_masked": ()}
-    others = {name: x for name, x in choices.items() if name != question and x}
+    """All choices of the other questions that the formula reads, except of ``fully_masked``: there the declared one."""
+    choices = choices_of_formula(subject.operation)
+    others = {name: x for name, x in choices.items() if name not in (question, "fully_masked")}
     for combination in product(*others.values()):
         yield {**subject.choices, **dict(zip(others, combination, strict=True))}
 

@@ -24,18 +24,11 @@ from attnspec.spec.kernels import GroupedQueryAttention
 EXACT = ("quantization.operands-are-exact",)
 
 
-def _mutant(name: str, *formats: Any, replaces: str, source: str, **more: Any) -> Callable[[Any], Mutant]:
+def _mutant(
+    name: str, *formats: Any, operations: tuple[object, ...] = (ScaledDotProductAttention,), **more: Any
+) -> Callable[[Any], Mutant]:
     """Register a mutant of attention with operands in these formats."""
-    return mutant(
-        name,
-        operations=more.pop("operations", (ScaledDotProductAttention,)),
-        breaks=EXACT,
-        source=source,
-        replaces=replaces,
-        operand_formats=formats,
-        differentiable=False,
-        **more,
-    )
+    return mutant(name, operations=operations, breaks=EXACT, operand_formats=formats, differentiable=False, **more)
 
 
 # Scales ---------------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def _judged(
     def seconds_left() -> float | None:
         return settings.time_limit - (time.monotonic() - started) if settings.time_limit else None
 
-    def judged_by(settings: Settings, own_contract: Callable[[], Contract], started: float) -> tuple[Contract, Report]:
+    def judged_by(settings: Settings, own_contract: Callable[[], Contract], begun: float) -> tuple[Contract, Report]:
         ended = run(
             probe.backend, settings, workers=max(1, min(workers, cases)), console=console, shown=shown,
             make_plan=lambda: Plan.of(own_contract(), settings),
@@ -92,7 +92,7 @@ def _judged(
         # The backend's processes end first, so that the report can name those that had to be ended.
         probe.close()
         ended.verdicts.left += [title for title in probe.left if title not in ended.verdicts.left]
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - begun
         report = Report.of(ended.plan, ended.verdicts, settings, seconds, early_end=ended.early_end)
         return ended.plan.own_contract, report
 
@@ -107,7 +107,7 @@ def _judged(
         if not last.is_explained:
             break
         attributes |= last.declaration.attributes
-        reasons += tuple(x for x in last.declaration.reasons if x not in reasons)
+        reasons = tuple(dict.fromkeys(reasons + last.declaration.reasons))
         console.print("judging again as if the backend declared what was observed", highlight=False)
         try:
             INTERRUPTION.resume(seconds_left())

@@ -273,7 +273,7 @@ class Report:
         ]
 
     def _small_errors(self) -> Iterator[str]:
-        """Yield, by dtype of 16 bits, operations whose errors below a rounding remain unseen."""
+        """Yield, by dtype of 16 bits, operations whose errors below a rounding are not seen."""
         for dtype in ("bfloat16", "float16"):
             judged = [r for r in self.results if r.judged and r.dtype == dtype and OPERATIONS[r.operation].float_result]
             seen = {r.operation for r in judged if r.law in ENSEMBLE_LAWS and r.status is not Status.LOST}

@@ -152,10 +152,10 @@ class InProcess:
         return Explanation(declared, defect, joined(declaration_note, diagnosis_note))
 
     def shown_as_observed(self, failed: Sequence[Result], explanation: Explanation) -> Mapping[str, Result]:
-        """Return violations, by law, with inputs that violate under the observed choices, too.
+        """Return violations, by law, with inputs that violate it even under the observed choices.
 
-        Without a choice for rows without keys, these rows are left out. A law may fail for an undeclared choice on one
-        input and for a mistake on another, which is then shown.
+        A law may fail for an undeclared choice on one input and for a mistake on another; the latter is shown. Rows
+        without keys are left out if no choice for them was observed.
         """
         if not violated_by_numbers(failed) or self.contract.health.breaks or self.contract.health.broken:
             return {}  # further calls might end the process

@@ -17,20 +17,18 @@ MAX_SNIPPET = 4000
 """Most characters of a snippet in a message; longer ones are in the JSON report."""
 
 PASTE = "If this behaviour is intended, paste these attributes into the backend; the next run shows what is left:"
-
-
-PASTE_AND_CONFORM = (
-    "If this behaviour is intended, paste these attributes into the backend. Judged once more with them, it conforms; "
-)
-"""Text above attributes that explain all violations; it goes on with the exit status until they are pasted."""
-
-ACCEPTED = "the exit status is 0 because of --accept-observed:"
-NOT_ACCEPTED = "until then the exit status is 1 (0 with --accept-observed):"
+"""Text above attributes that do not explain all violations."""
 
 
 def paste_text(*, conforms: bool, accepted: bool) -> str:
-    """Return the text above the attributes to paste."""
-    return PASTE_AND_CONFORM + (ACCEPTED if accepted else NOT_ACCEPTED) if conforms else PASTE
+    """Return the text above the attributes to paste; ``conforms`` if the backend does with them."""
+    if not conforms:
+        return PASTE
+    status = "until then the exit status is 1 (0 with --accept-observed)"
+    if accepted:
+        status = "the exit status is 0 because of --accept-observed"
+    pasted = "If this behaviour is intended, paste these attributes into the backend."
+    return f"{pasted} Judged once more with them, it conforms; {status}:"
 
 
 def violation_message(result: Result) -> str:

@@ -49,7 +49,10 @@ class Settings:
         False, "", "conform, too, if only declarations are missing and the report has them", cli_only=True
     )
     declared: str | None = _setting(
-        None, "ATTRIBUTES", "judge as if the backend declared these attributes, a dictionary as Python", cli_only=True
+        None,
+        "ATTRIBUTES",
+        "judge as if the backend declared these attributes, the text of a Python dictionary",
+        cli_only=True,
     )
     only: str | None = _setting(
         None, "FILE", "only the laws that this file lists, in the format of --attn-expect", cli_only=True

@@ -63,9 +63,9 @@ def judged(
     If the formula returns a tree, so does this function, with a :class:`Judged` for each array. Integers and booleans
     have a budget of 0. ``arguments`` are NumPy arrays of the tested dtype (exact in it), or of doubles for quantised
     operands, numbers, flags or None, and trees of these. ``wide`` is the dtype to compute in, :func:`oracle_dtype` by
-    default. ``ordered`` follows the partial sums of all sums, in several orders, where these exceed the usual estimate:
-    several times the work. ``sampled`` does so too, and also estimates the standard deviations from random samples, of
-    which it uses the larger estimate: 16 times the work.
+    default. ``ordered`` widens standard deviations where partial sums, followed in several orders, exceed the usual
+    estimate: several times the work. ``sampled`` does so too, and widens them where random samples deviate more: 16
+    times the work.
     """
     wide = oracle_dtype(precision.dtype) if wide is None else wide
     with np.errstate(all="ignore"):

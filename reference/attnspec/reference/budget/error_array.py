@@ -261,7 +261,7 @@ class Approximate(DuckArray):
 
     @property
     def weight_errors(self) -> Numbers:
-        """Largest rounding error of every weight in 8 bits or fewer, by steps."""
+        """Largest rounding error of each weight in 8 bits or fewer: half a step, and not more than the weight."""
         step = self.precision.weights_scaled * self.magnitude.max(-1, keepdims=True, initial=0.0)
         errors: Numbers = np.minimum(step, self.magnitude)
         return errors

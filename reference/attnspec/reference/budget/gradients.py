@@ -29,8 +29,8 @@ def gradients(
     """Return gradient and budget of ⟨cotangent, formula(**arguments)⟩ for every float array, by path.
 
     ``cotangent`` has the structure of the result, with None for arrays that do not enter the product. ``wide`` is the
-    dtype to compute in. An argument that the result does not depend on has gradient 0. ``ordered`` and
-    ``sampled`` are those of :func:`~attnspec.reference.budget.judged`.
+    dtype to compute in. An argument that the result does not depend on has gradient 0. ``ordered`` and ``sampled`` are
+    those of :func:`~attnspec.reference.budget.judged`.
     """
 
     def exact(x: Numbers) -> Statistical:

@@ -56,15 +56,15 @@ def statistical_weights(
     """Return weights, their standard deviations, repeats and level, from the scores' standard deviations.
 
     The first two have shape (..., n, m). Of shape (..., n, 1), repeats is the largest number of equal scores in a row
-    and level the standard deviation of the relative error that all weights of a row share if they
-    are computed through a rounded logarithm of their sum.
+    and level the standard deviation of the relative error that all weights of a row share if they are computed through
+    a rounded logarithm of their sum.
     """
     p, u = precision, precision.accumulation
     weights, shifted, attendable, _, logarithm, masked = softmax
     dtype = _dtype_of_errors(weights, p)
     alpha, drop, errors = (x.astype(dtype, copy=False) for x in (weights, shifted, errors))
     error = np.where(attendable, errors, dtype.type(0)) if masked else errors
-    # Arrays of all pairs are overwritten where possible: to read and write memory takes most of the time.
+    # Arrays of all pairs are overwritten where possible, since reading and writing memory takes most of the time.
     reach = u**2 * (1 + drop**2)
     reach += error**2
     np.sqrt(reach, out=reach)

@@ -153,9 +153,8 @@ class Statistical(Approximate):
             last = np.moveaxis(self.value, axes, range(-len(axes), 0))
             return last.reshape(*value.shape, terms), np.ones(terms)
 
-        return self._rounded(
-            value, variance + self._summing_variance(value, squares, terms, operands), 0.0, terms=terms
-        )
+        variance = variance + self._summing_variance(value, squares, terms, operands)
+        return self._rounded(value, variance, 0.0, terms=terms)
 
     def _summing_variance(
         self, value: Numbers, squares: Numbers, terms: int, operands: Callable[[], tuple[Numbers, Numbers]]
@@ -231,7 +230,7 @@ class Statistical(Approximate):
         return result
 
     def _variance_of_steps(self, a: Self, squares: Numbers) -> Numbers:
-        """Variance of sums of weighted values, ``squares``, from the steps of weights in few bits.
+        """Variance of pooled values from the steps of weights in few bits; ``squares`` are those of the values.
 
         Weights below a step err alike: those below half of it become 0. Their errors add linearly, up to a bound.
         """

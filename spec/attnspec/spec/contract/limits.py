@@ -150,20 +150,22 @@ def _formats(declared: Any) -> tuple[tuple[str, tuple[Formats, ...]], ...]:
     formats = _as_dict(declared, "a mapping from operations to tuples of formats")
     for operation, of_calls in formats.items():
         if not isinstance(of_calls, tuple | list) or not of_calls:
-            wanted = f"{operation}: expected a tuple of formats"
-            raise ValueError(f"limits operand_formats: {wanted}; got {of_calls!r}")
+            raise ValueError(f"limits operand_formats: {operation}: expected a tuple of formats; got {of_calls!r}")
     return tuple((name, tuple(map(_formats_of_call, of_calls))) for name, of_calls in formats.items())
 
 
 def _formats_of_call(declared: Any) -> Formats:
+    if isinstance(declared, str):
+        return _known_format(declared)
+    by_argument = _as_dict(declared, "a format, or a mapping from arguments to formats")
+    return tuple((str(argument), _known_format(name)) for argument, name in by_argument.items())
+
+
+def _known_format(name: str) -> str:
     try:
-        if isinstance(declared, str):
-            return operand_format(declared).name
-        by_argument = _as_dict(declared, "a format, or a mapping from arguments to formats")
-        return tuple((str(argument), operand_format(name).name) for argument, name in by_argument.items())
+        return operand_format(name).name
     except ValueError as error:
-        message = str(error)
-        raise ValueError(message if message.startswith("limits") else f"limits operand_formats: {message}") from None
+        raise ValueError(f"limits operand_formats: {error}") from None
 
 
 def _as_dict(declared: Any, expected: str) -> dict[str, Any]:

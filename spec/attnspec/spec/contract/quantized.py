@@ -1,6 +1,7 @@
 """Quantised operands: codes with scales, and the formats that a backend may declare."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,10 @@ BLOCK_FORMATS = {
 }
 """Formats with scales of their own: the dtype of codes, that of scales, and the number of codes with one scale."""
 
-PARTS = ("tensor", "head", "token", "channel")
-"""Parts of an operand that may share one scale."""
+PARTS: Mapping[str, tuple[int | None, int | None]] = {
+    "tensor": (None, None), "head": (None, None), "token": (1, None), "channel": (None, 1),
+}  # fmt: skip
+"""Parts of an operand that may share one scale: how many tokens and channels, None for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +85,12 @@ def operand_format(name: str) -> OperandFormat:
         return OperandFormat(name, codes, scales, tokens, channels, has_global_scale=base == "nvfp4")
     block_of = re.fullmatch(r"per-([1-9]\d*)-(tokens|channels)", part)
     if base in CODES and block_of:
-        size, axis = int(block_of[1]), block_of[2]
-        return OperandFormat(name, CODES[base], **{"tokens": 1, "channels": None} | {axis: size})  # type: ignore[arg-type]
-    if base in CODES and part.removeprefix("per-") in PARTS and part.startswith("per-"):
-        sizes = {"token": (1, None), "channel": (None, 1)}.get(part.removeprefix("per-"), (None, None))
-        return OperandFormat(name, CODES[base], "float32", *sizes, by_head=part != "per-tensor")
+        size = int(block_of[1])
+        sizes = (size, None) if block_of[2] == "tokens" else (1, size)
+        return OperandFormat(name, CODES[base], "float32", *sizes)
+    per, _, kind = part.partition("-")
+    if base in CODES and per == "per" and kind in PARTS:
+        return OperandFormat(name, CODES[base], "float32", *PARTS[kind], by_head=kind != "tensor")
     codes, parts = (" or ".join([", ".join(names[:-1]), names[-1]]) for names in (list(CODES), list(PARTS)))
     blocks = " or ".join(BLOCK_FORMATS)
     known = f"{codes}, with -per- and {parts} or such as 64-tokens; or {blocks}, alone or with -along-tokens"

@@ -134,11 +134,9 @@ def forward_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, ke
                    SPLIT: tl.constexpr, PARTS: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """Attention of 16 queries over a split of the keys, WIDE at a time.
 
-    The grid is (query blocks * batch, chunks of d_v, splits).
-
-    With SPLIT, lse, denominator_out (rows, splits) and out (rows, splits, d_v) receive the largest score, the
-    denominator and the weighted sum of each split, for `combine_kernel`; rows are those of the whole batch. Otherwise
-    denominator_out is not written.
+    The grid is (query blocks * batch, chunks of d_v, splits). With SPLIT, lse, denominator_out (rows, splits) and out
+    (rows, splits, d_v) receive the largest score, the denominator and the weighted sum of each split, for
+    `combine_kernel`; rows are those of the whole batch. Otherwise denominator_out is not written.
     """
     blocks = n_padded // BLOCK
     batch = tl.program_id(0) // blocks

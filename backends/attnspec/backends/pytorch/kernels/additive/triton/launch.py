@@ -36,10 +36,10 @@ def power_of_two(n: int) -> int:
 
 
 def tile_width(m: int, blocks: int, processors: int) -> int:
-    """Choose the keys of a tile by a fixed rule.
+    """Choose the number of keys of a tile.
 
-    Autotuning would synchronise and cost seconds for each new shape. Short sequences get a narrower tile instead of
-    padding. So do `blocks` of queries with too few tiles of m keys to give each multiprocessor one.
+    The rule is fixed: autotuning would synchronise and cost seconds for each new shape. Short sequences get a narrower
+    tile instead of padding. So do `blocks` of queries with too few tiles of m keys to give each multiprocessor one.
     """
     wide = min(max(power_of_two(m), NARROWEST), WIDEST)
     while wide > NARROWEST and blocks * -(-m // wide) < processors:
@@ -50,8 +50,8 @@ def tile_width(m: int, blocks: int, processors: int) -> int:
 def tiles_per_program(tiles: int, blocks: int, processors: int) -> int:
     """Split the tiles of a block's keys over programs.
 
-    Each multiprocessor gets a program if there are enough tiles. Each split has buffers for its sums, so blocks that
-    are as many as the multiprocessors are not split.
+    Each multiprocessor gets a program if there are enough tiles. A split needs buffers for its sums, so there is none
+    if there are as many blocks as multiprocessors.
     """
     return max(tiles // -(-processors // blocks), 1)
 
@@ -72,9 +72,10 @@ def tile_warps(wide: int, d_v: int, programs: int, processors: int) -> int:
 
 
 def most_score_parts(n: int, m: int, hidden: int) -> int:
-    """Return the most parts of hidden units over which programs may sum scores.
+    """Return the most parts of the hidden units over which programs may sum scores.
 
-    Partial scores may take as much memory as the factors, so that adding them up takes less time than computing them.
+    There is at least one. Partial scores may take as much memory as the factors, so that adding them up takes less time
+    than computing them.
     """
     return max(min(hidden * (n + m) // (n * m), hidden // 3), 1)
 
