@@ -163,6 +163,29 @@ def test_limits_explain_refused_sizes() -> None:
     assert (explained.limits, set(explained.laws.values())) == ({"max_length": 40}, {"limits"})
 
 
+def ignores_masks_beside_causal(*arrays: Numbers, mask: Any = None, causal: bool = False) -> Numbers:
+    """Attention that refuses masks, but ignores them under the causal flag."""
+    if mask is not None and not causal:
+        raise NotImplementedError("masks are not supported")
+    return attention(*arrays, causal=causal)
+
+
+def ignores_a_tail_of_keys(query: Numbers, key: Numbers, value: Numbers, **options: Any) -> Numbers:
+    """Attention that refuses queries which are no multiple of 16, but ignores such a remainder of keys."""
+    if query.shape[-2] % 16:
+        raise ValueError(f"expected a multiple of 16 queries; got {query.shape[-2]}")
+    whole = key.shape[-2] // 16 * 16 or key.shape[-2]
+    mask = options.get("mask")
+    mask = mask[..., :whole] if mask is not None and mask.shape[-1] > 1 else mask
+    return attention(query, key[..., :whole, :], value[..., :whole, :], **{**options, "mask": mask})
+
+
+@pytest.mark.parametrize("wrong", [ignores_masks_beside_causal, ignores_a_tail_of_keys])
+def test_limits_do_not_hide_calls_with_wrong_numbers(wrong: Callable[..., Any]) -> None:
+    explained = explanation((FORMULA, "operation.shape"), wrong)
+    assert (explained.limits, explained.laws) == ({}, {})
+
+
 def test_refusing_calls_without_keys_is_a_choice_and_no_limit() -> None:
     def needs_keys(query: Numbers, key: Numbers, value: Numbers, **more: Any) -> Numbers:
         if not key.shape[-2]:

@@ -12,9 +12,10 @@ import numpy as np
 
 from attnspec.conformance.explaining.explanations import NUMERICAL_REASONS
 from attnspec.conformance.explaining.precision_classes import MIN_USED_BUDGET, explaining_classes, widest_class
-from attnspec.conformance.explaining.refusals import REFUSED, Refusals, says_refused
+from attnspec.conformance.explaining.refusals import REFUSED, TRIED_INPUTS, WORK, Refusals, says_refused
+from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.dtypes import NARROW
-from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.attempt import attempt, stable_seed
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import NOT_REPRODUCED, Case, governing_laws
 from attnspec.conformance.judging.profiles import FORMULA
@@ -32,6 +33,9 @@ ENDED = {Reason.CRASHED, Reason.HUNG}  # a second try would end the process agai
 
 EXACTLY_SCALED = (64, 256, 16, 4)
 """Head sizes d for which 1/√d is a power of 2, preferred ones first."""
+
+UNEQUAL = ((128, 129), (16, 17), (16, 257))
+"""Numbers of queries and keys, in both orders, of which a limit of lengths may exclude one."""
 
 Judge = Callable[[Contract, Case], list[Result]]
 """Judges a case under a contract, up to its first example that violates a law."""
@@ -123,6 +127,12 @@ def missing_declarations(
     for step in (_limits, _semantics, _precision, _limits):
         if search.violated:
             step(search)
+    limit_names = search.changes.get("limits", {}).keys() - {REFUSED}
+    # If a violation is left, the backend is convicted anyhow, and its limits are still worth reporting.
+    if limit_names and not search.violated and _answers_wrongly(search, contract.limits):
+        del search.changes["limits"]
+        search.laws = {law: kind for law, kind in search.laws.items() if kind != "limits"}
+        search.exceptions = {}
     return MissingDeclarations(**search.changes, laws=search.laws, exceptions=search.exceptions)
 
 
@@ -139,6 +149,27 @@ def _limits(search: Search) -> None:
     elif refused.limits and "limits" not in search.changes:
         changed = replace(search.contract, limits=narrowed(search.contract.limits, refused.limits))
         search.adopt("limits", refused.limits, changed, search.judge_again(changed, search.violated))
+
+
+def _answers_wrongly(search: Search, limits: Limits) -> bool:
+    """Return True if the backend returns wrong numbers within ``limits``, those declared before the search.
+
+    A limit tells a user that other calls raise. It may be observed in calls with one option and with as many queries
+    as keys, where a backend that forgets its check elsewhere returns numbers.
+    """
+    subject = search.subject_under(replace(search.contract, limits=limits))
+    check, operation = CHECKS[FORMULA][0], subject.operation
+    seed = stable_seed("beyond limits", operation.name, subject.dtype)
+    examples = corners(operation, limits, seed=seed, most=TRIED_INPUTS, work=WORK)
+    inputs = [subject.arguments(example) for example in examples]
+    if not operation.attends_to_itself:
+        unequal = [(n, m) for a, b in UNEQUAL for n, m in ((a, b), (b, a))]
+        inputs += [sample(subject, np.random.default_rng(0), queries=n, keys=m, features=16) for n, m in unequal]
+    for arguments in inputs:
+        violation, *_ = attempt(subject, check, arguments, 0)
+        if violation is not None and violation.reason == Reason.VALUE:
+            return True
+    return False
 
 
 def narrowed(limits: Limits, change: Mapping[str, Any]) -> Limits:
