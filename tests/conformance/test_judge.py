@@ -256,7 +256,7 @@ def test_attendable_nan_must_not_be_hidden() -> None:
     assert judge(SDPA, right, query, key, value).left_open == 0
     hidden = np.nan_to_num(right, nan=7.0)
     verdict = judge(SDPA, hidden, query, key, value)
-    assert str(verdict).startswith(f"{SDPA} in float32 is wrong: the result[0, 0] is 7, expected nan")
+    assert str(verdict).startswith(f"{SDPA} in float32 is wrong: the result[0, 0] is 7, expected nan: the error")
     assert judge(SDPA, hidden, query, key, value, semantics={"attendable_nan": "hidden"})
 
 

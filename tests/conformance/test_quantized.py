@@ -154,7 +154,7 @@ CODES, SCALES = np.ones((4, 64), np.int8), np.ones((4, 2), np.float32)
         (Quantized(CODES, np.ones((4, 3), np.float32)),
          r"key: scales: expected axes of sizes that divide those of the codes, \(4, 64\); got \(4, 3\)"),
         (Quantized(CODES, SCALES, np.ones((), np.float32)),
-         "key: scales: expected one of float8_e8m0fnu, float8_e4m3fn; got float32"),
+         "key: scales beside a global_scale: expected one of float8_e8m0fnu, float8_e4m3fn; got float32"),
         (Quantized(CODES, SCALES.astype(ml_dtypes.float8_e4m3fn), np.ones(2, np.float32)),
          r"key: global_scale: expected a single number; got shape \(2,\)"),
         (Quantized(CODES, SCALES, dtype="float8"), "key: dtype: expected one of float64, .*; got 'float8'"),

@@ -108,9 +108,16 @@ def test_sampled_rows_are_those_of_the_whole(causal: bool) -> None:
     assert "judged: 8 of 50 rows of each of 2 elements of the batch, with all keys" in str(some)
 
 
+def test_a_number_of_rows_may_be_an_integer_of_numpy() -> None:
+    _, *arguments = attention(queries=50)
+    some = tolerance(SDPA, *arguments, rows=np.int64(8))  # type: ignore[arg-type]
+    assert some.rows is not None
+    assert len(some.rows) == 8
+
+
 def test_rows_that_do_not_exist_or_depend_on_each_other_are_refused() -> None:
     _, *arguments = attention()
-    for rows in ([20], [-1], [[0]], [0.5]):
+    for rows in ([20], [-1], [[0]], [0.5], -1, True):
         with pytest.raises(ValueError, match=r"rows: expected a number of rows, or indices in 0\.\.19"):
             tolerance(SDPA, *arguments, rows=rows)  # type: ignore[arg-type]
     x = inputs("self_attention", 2, queries=5).passed

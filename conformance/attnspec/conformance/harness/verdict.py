@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnspec.conformance.harness.plotting import Compared, figure
@@ -37,7 +38,9 @@ class Worst:
         got, expected, difference = distinct_texts(self.got, self.expected)
         place = f"[{', '.join(map(str, self.index))}]" if self.index else ""
         steps = f", {difference}" if difference else ""
-        return f"{self.of}{place} is {got}, expected {expected} ± {self.budget:.3g}{steps}: the error is {self.times}"
+        # Where NaN is expected, any number is wrong.
+        allowed = f" ± {self.budget:.3g}" if isfinite(self.budget) else ""
+        return f"{self.of}{place} is {got}, expected {expected}{allowed}{steps}: the error is {self.times}"
 
     @property
     def times(self) -> str:

@@ -33,7 +33,10 @@ def exact_values(operand: Quantized, title: str) -> Numbers:
     codes, scales = operand.codes, operand.scales
     _demand_dtype(codes, CODE_DTYPES, f"{title}: codes")
     # Two scales of 24 bits and a code would have more bits than a double.
-    _demand_dtype(scales, SCALE_DTYPES if operand.global_scale is None else NARROW_SCALES, f"{title}: scales")
+    if operand.global_scale is None:
+        _demand_dtype(scales, SCALE_DTYPES, f"{title}: scales")
+    else:
+        _demand_dtype(scales, NARROW_SCALES, f"{title}: scales beside a global_scale")
     values: Numbers = codes.astype(np.float64) * _spread(scales.astype(np.float64), codes.shape, title)
     if operand.global_scale is None:
         return values
