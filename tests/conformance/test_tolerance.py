@@ -117,7 +117,7 @@ def test_a_number_of_rows_may_be_an_integer_of_numpy() -> None:
 
 def test_rows_that_do_not_exist_or_depend_on_each_other_are_refused() -> None:
     _, *arguments = attention()
-    for rows in ([20], [-1], [[0]], [0.5], -1, True):
+    for rows in ([20], [-1], [[0]], [0.5], -1, 0, True):
         with pytest.raises(ValueError, match=r"rows: expected a number of rows, or indices in 0\.\.19"):
             tolerance(SDPA, *arguments, rows=rows)  # type: ignore[arg-type]
     x = inputs("self_attention", 2, queries=5).passed

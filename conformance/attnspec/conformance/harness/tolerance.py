@@ -184,8 +184,8 @@ def _chosen_rows(subject: Subject, arguments: Arguments, rows: Any, rng: np.rand
     title, count = f"{subject.operation.name}: rows", arguments.queries or 0
     if not has_independent_rows(subject, arguments):
         raise ValueError(f"{title}: expected None, because rows of this operation depend on each other; got {rows!r}")
-    if isinstance(rows, int | np.integer) and not isinstance(rows, bool) and rows >= 0:
-        sampled = independent_rows(subject, arguments, int(rows), rng) if rows > 0 else np.arange(0)
+    if isinstance(rows, int | np.integer) and not isinstance(rows, bool) and rows > 0:
+        sampled = independent_rows(subject, arguments, int(rows), rng)
         return np.arange(count) if sampled is None else sampled
     chosen = np.asarray(rows)
     if chosen.ndim != 1 or chosen.dtype.kind not in "iu" or not ((chosen >= 0) & (chosen < count)).all():
