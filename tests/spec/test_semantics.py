@@ -7,6 +7,7 @@ import pytest
 
 from attnspec.spec import OPERATIONS, QUESTIONS, Semantics
 from attnspec.spec.contract.axes import Axis, ScoreEffect
+from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.semantics import DeclaredSemantics, depends_on
 from attnspec.spec.contract.tree import Kind
 
@@ -228,3 +229,10 @@ def test_rows_without_keys_by_way_of_masking() -> None:
     assert hash(declared) == hash(Semantics.of({"fully_masked": [list(pair) for pair in ways.items()]}))
     assert Semantics().without_keys == dict.fromkeys(ways, "zero")
     assert Semantics.of({"fully_masked": {"full": "nan", "no-batch": "nan"}}) == Semantics(fully_masked="nan")
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_choice_can_be_declared_wherever_its_law_judges(name: str) -> None:
+    question = QUESTIONS[name]
+    concerned = [o.name for o in OPERATIONS.values() if question.concerns(o)]
+    assert concerned == [o.name for o in OPERATIONS.values() if LAWS[question.law].governs(o)]

@@ -126,12 +126,13 @@ def _counts_without_floats(operation: Operation) -> bool:
     return operation.float_result and not operation.leaves and bool(operation.sizes_of(Axis.FEATURE))
 
 
-def _has_sized_arguments(operation: Operation) -> bool:
-    """True if a call can have a wrong shape: in a shared size, a negative size, or a rank."""
+def _may_be_refused(operation: Operation) -> bool:
+    """True if a call can have a wrong shape (in a shared size, a negative size, or a rank), length or index."""
     names = [size for leaf in operation.leaves for dim in leaf.core for size in dim.sizes if not dim.broadcast]
     has_fixed_rank = any(leaf.core and not leaf.batched for leaf in operation.leaves)
     shares_size = len(names) > len(set(names))
-    return bool(operation.numbers) or has_fixed_rank or shares_size
+    counts = operation.numbers or operation.lengths or operation.indices
+    return bool(counts) or has_fixed_rank or shares_size
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class Semantics:
     rejection: Literal["raises", "unchecked"] = question(
         "raises",
         "Does a shape or an index that violates the Protocol raise, or is it for the caller to check?",
-        _has_sized_arguments,
+        _may_be_refused,
         law="operation.rejection",
     )
 
