@@ -393,6 +393,7 @@ RIGHT_DIAGNOSES |= {
     "onnx/onnx#8068": (),
     "pytorch/pytorch#101967": ("NaN under the mask reaches the result",),
     "Dao-AILab/flash-attention#1745": ("NaN under the mask reaches the result",),
+    "Dao-AILab/flash-attention#1973": ("no gradient for the sinks",),
     "pytorch/pytorch#141128": ("NaN in the result turned into 0", "NaN weights are 0"),
     "BobMcDear/attorch#14": ("every head is head 0",),
     "pytorch/pytorch#95137": ("every layer starts from the first state",),
