@@ -171,7 +171,7 @@ def ignores_masks_beside_causal(*arrays: Numbers, mask: Any = None, causal: bool
 
 
 def ignores_a_tail_of_keys(query: Numbers, key: Numbers, value: Numbers, **options: Any) -> Numbers:
-    """Attention that refuses queries which are no multiple of 16, but ignores such a remainder of keys."""
+    """Attention that refuses 17 queries, for one, but ignores the last of 17 keys."""
     if query.shape[-2] % 16:
         raise ValueError(f"expected a multiple of 16 queries; got {query.shape[-2]}")
     whole = key.shape[-2] // 16 * 16 or key.shape[-2]
