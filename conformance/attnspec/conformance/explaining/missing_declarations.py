@@ -35,7 +35,7 @@ EXACTLY_SCALED = (64, 256, 16, 4)
 """Head sizes d for which 1/√d is a power of 2, preferred ones first."""
 
 UNEQUAL = ((128, 129), (16, 17), (16, 257))
-"""Numbers of queries and keys, in both orders, of which a limit of lengths may exclude one."""
+"""Numbers of queries and keys, of which a limit of lengths may exclude one."""
 
 Judge = Callable[[Contract, Case], list[Result]]
 """Judges a case under a contract, up to its first example that violates a law."""

@@ -127,7 +127,7 @@ def _counts_without_floats(operation: Operation) -> bool:
 
 
 def _may_be_refused(operation: Operation) -> bool:
-    """True if a call can have a wrong shape (in a shared size, a negative size, or a rank), length or index."""
+    """True if a call can have a wrong size, rank, length or index."""
     names = [size for leaf in operation.leaves for dim in leaf.core for size in dim.sizes if not dim.broadcast]
     has_fixed_rank = any(leaf.core and not leaf.batched for leaf in operation.leaves)
     shares_size = len(names) > len(set(names))
