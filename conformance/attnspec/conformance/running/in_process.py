@@ -159,17 +159,23 @@ class InProcess:
         """
         if not violated_by_numbers(failed) or self.contract.health.breaks or self.contract.health.broken:
             return {}  # further calls might end the process
-        contract, violated = unexplained(self.contract, self.case, failed, explanation.undeclared)
+        shown: Mapping[str, Result] = {}
+        with self.marking() as mark:
+            step = partial(self._as_observed, failed, explanation.undeclared, mark)
+            shown, _ = self.containment()(f"judging {self.case.id} under the observed choices", step, shown)
+        return shown
+
+    def _as_observed(
+        self, failed: Sequence[Result], undeclared: Mapping[str, Any], mark: Marker
+    ) -> Mapping[str, Result]:
+        contract, violated = unexplained(self.contract, self.case, failed, undeclared)
         causes = [r for r in by_cause(violated)[0] if r.law in violated_by_numbers([r])]
         if contract.semantics[self.case.operation].fully_masked == "zero" and any(map(shows_empty_row, causes)):
             contract = with_declared_choices(contract, self.case.operation, {"fully_masked": "nan"})
         if not contract.assumed or not causes:
             return {}
-        case, contain = replace(self.case, laws=tuple(r.law for r in causes)), self.containment()
-        with self.marking() as mark:
-            judging = partial(self._judge, mark, contract, case, contain=contain)
-            no_results: list[Result] = []
-            results, _ = contain(f"judging {case.id} under the observed choices", judging, no_results)
+        case = replace(self.case, laws=tuple(r.law for r in causes))
+        results = self._judge(mark, contract, case, contain=self.containment())
         again = {r.law: r for r in results if r.law in violated_by_numbers([r]) and r.counterexample is not None}
         return {
             r.law: replace(
