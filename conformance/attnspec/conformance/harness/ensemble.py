@@ -7,7 +7,6 @@ class allows, show what errors are not yet evidence (``filters``).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from functools import cached_property, partial
 from math import prod
 
@@ -164,8 +163,7 @@ class Ensemble:
     @cached_property
     def ordered_sigma(self) -> Numbers:
         """Standard deviations that follow the partial sums of terms with a pattern; several times slower to compute."""
-        subject = copy(self.subject)
-        subject.ordered = True
+        subject = self.subject.by_partial_sums()
         return self.stacked([subject.oracle(part.arguments).sigma for part in self.parts])
 
     @cached_property

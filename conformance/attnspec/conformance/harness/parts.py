@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
-from attnspec.conformance.inputs.attendance import key_offsets, mask_options, with_explicit_mask
+from attnspec.conformance.inputs.attendance import mask_options, penalised_distances, with_explicit_mask
 from attnspec.conformance.judging.sampled_rows import rows_to_judge
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.reference.budget import oracle_dtype
@@ -272,10 +272,8 @@ def at_rows(subject: Subject, arguments: Arguments, rows: Numbers) -> Arguments:
     if not slopes or arguments[slopes] is None:
         return chosen
     wide_dtype = oracle_dtype(subject.precision.dtype)
-    distance = key_offsets(arguments, operation.key_size or "", rows, semantics=semantics)
-    behind = -distance if semantics.alibi_distances == "signed" else np.abs(distance)
     of_heads = arguments.array(slopes).astype(wide_dtype)[:, None, None]
-    slope_bias = -of_heads * behind[..., None, :, :]
+    slope_bias = -of_heads * penalised_distances(arguments, rows, semantics=semantics)
     total_bias = slope_bias if chosen[bias] is None else chosen.array(bias).astype(wide_dtype) + slope_bias
     # Slopes of 0 remain, so that the budget still covers the rounding of their subtraction.
     return chosen.replaced({bias: total_bias, slopes: np.zeros_like(arguments.array(slopes))})

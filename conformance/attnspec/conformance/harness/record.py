@@ -63,34 +63,35 @@ class Record:
         ``ordered`` computes budgets that follow partial sums. By these, an array out of its budget is judged, until one
         is wrong.
         """
-        if ordered is not None and self.worst is None and self._is_wrong(got, expected, part):
-            subject = copy(self.subject)
-            subject.ordered = True
-            expected = ordered(subject)
+        uncounted = copy(self.subject)
+        violation = self._violation(got, expected, part, of)
+        if violation is not None and ordered is not None and self.worst is None:
+            # This comparison does not count: the next one replaces it.
+            self.subject = uncounted
+            expected = ordered(self.subject.by_partial_sums())
+            violation = self._violation(got, expected, part, of)
         value, budget, nan = expected
         self.compared.append(Compared(of, got, value, budget, part, row))
         if value.dtype.kind not in "biu":
             self.nonfinite += int((~np.isfinite(value) & ~exactly_infinite(value, budget)).sum())
-        try:
-            self.subject.demand_match(got, value, budget, part.arguments, of)
-        except Violation as error:
+        if violation is not None:
             outside = overflow(self.subject, part.arguments)
             self.outside = outside or self.outside
             if not outside:
-                self._store_if_worst(got, expected, part, of, row, error.index or ())
+                self._store_if_worst(got, expected, part, of, row, violation.index or ())
         if nan is not None:
             self.required_nan += int(nan.sum())
             not_nan = nan & ~np.isnan(wide(got))
             if not_nan.any():
                 self._store_if_worst(got, expected, part, of, row, tuple(map(int, np.argwhere(not_nan)[0])))
 
-    def _is_wrong(self, got: Numbers, expected: Expected, part: Part) -> bool:
-        """Return True if a number exceeds its budget, without recording the comparison."""
+    def _violation(self, got: Numbers, expected: Expected, part: Part, of: str) -> Violation | None:
+        """Compare, and return the violation; None if every number is within its budget."""
         try:
-            copy(self.subject).demand_match(got, expected.value, expected.budget, part.arguments)
-        except Violation:
-            return True
-        return False
+            self.subject.demand_match(got, expected.value, expected.budget, part.arguments, of)
+        except Violation as violation:
+            return violation
+        return None
 
     def _store_if_worst(
         self, got: Numbers, expected: Expected, part: Part, of: str, row: int | None, index: tuple[int, ...]

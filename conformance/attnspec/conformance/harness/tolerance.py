@@ -1,7 +1,6 @@
 """``tolerance``: the right result of an operation, and the allowed error of every number."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
@@ -235,8 +234,7 @@ def _has_patterns(subject: Subject, arguments: Arguments, rng: np.random.Generat
     if pairs(arguments, SAMPLED_ROWS) * count_of_heads(arguments) > SAMPLED_PAIRS and arguments.batch:
         indices = rng.integers(arguments.batch, size=(SAMPLED_ELEMENTS, len(arguments.batch)))
         searched = [arguments.element(tuple(map(int, index))) for index in indices]
-    ordered = copy(subject)
-    ordered.ordered = True
+    ordered = subject.by_partial_sums()
     for element in searched:
         rows = independent_rows(subject, element, SAMPLED_ROWS, rng)
         if rows is None:

@@ -69,6 +69,15 @@ def key_offsets(
     return np.asarray(np.arange(m) - positions[:, None] - offset)
 
 
+def penalised_distances(
+    arguments: Arguments, rows: Numbers | None = None, *, semantics: Semantics = NORMATIVE
+) -> Numbers:
+    """Distances that linear biases penalise, for all heads: (1, n, m), or (*batch, 1, n, m) if lengths move them."""
+    offsets = key_offsets(arguments, arguments.operation.key_size or "", rows, semantics=semantics)
+    distances = -offsets if semantics.alibi_distances == "signed" else np.abs(offsets)
+    return np.asarray(distances[..., None, :, :])
+
+
 def aligning_lengths(arguments: Arguments, semantics: Semantics) -> Numbers | None:
     """Key lengths at whose ends the last query is aligned; None if lengths move no query."""
     return _key_lengths(arguments) if semantics.length_alignment == "at-length" else None

@@ -1,8 +1,9 @@
 """One operation of one backend, for laws: calls with NumPy arrays, oracle, budgets, comparisons."""
 
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from functools import partial
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -402,6 +403,12 @@ class Subject(Comparisons):
         Elements that a declared, non-normative choice leaves unspecified are NaN and are not compared.
         """
         return arguments.once(self._memo_key, lambda: self._as_declared(arguments))
+
+    def by_partial_sums(self) -> Self:
+        """A copy whose budgets follow partial sums."""
+        other = copy(self)
+        other.ordered = True
+        return other
 
     @property
     def _memo_key(self) -> str:

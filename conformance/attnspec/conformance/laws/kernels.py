@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
-from attnspec.conformance.inputs.attendance import attendable, key_offsets, mask_shape, rows_with_keys
+from attnspec.conformance.inputs.attendance import attendable, mask_shape, penalised_distances, rows_with_keys
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import doubles, sample, sum_budgets, wide
@@ -150,9 +150,7 @@ def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     query, _, _ = operands(operation)
     powers = subject.exact(2.0 ** -rng.integers(0, 5, arguments.array(query.path).shape[-3]).astype(float))
     with_slopes = arguments.replaced({path: powers, biased: None} | ({operation.flag: False} if operation.flag else {}))
-    offsets = key_offsets(with_slopes, operation.key_size or "", semantics=subject.semantics)
-    distance = -offsets if subject.semantics.alibi_distances == "signed" else np.abs(offsets)
-    exact = -wide(powers)[:, None, None] * distance[..., None, :, :]
+    exact = -wide(powers)[:, None, None] * penalised_distances(with_slopes, semantics=subject.semantics)
     bias = subject.exact(exact)
     if not np.array_equal(wide(bias), exact):
         return False

@@ -231,10 +231,11 @@ def padding_ignored(subject: Subject, arguments: Arguments, rng: np.random.Gener
 @checks(masking.MASKED_GETS_NO_GRADIENT, once=True, leading_dtype_only=True, governs=law.over_sequences)
 def padding_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare gradients with NaN and infinities behind the lengths."""
-    of_lengths = _lengths(subject)
-    batches = [] if of_lengths is None else [(2,), (3, 2)][: subject.limits.max_batch_dims]
+    of_lengths, batches = _lengths(subject), [(2,), (3, 2)][: subject.limits.max_batch_dims]
+    if of_lengths is None:
+        return False
     for batch in batches:
-        padded, poisoned, is_padding = _poison(subject, sample(subject, rng, batch), of_lengths or "", rng)
+        padded, poisoned, is_padding = _poison(subject, sample(subject, rng, batch), of_lengths, rng)
         cotangents = subject.cotangents(padded, rng)
         gradients = subject.vjp(poisoned, cotangents)
         expected = subject.gradients(padded, cotangents)

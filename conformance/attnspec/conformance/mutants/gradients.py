@@ -47,10 +47,7 @@ def without_sum(correct: Formulas, scores: Numbers) -> Numbers:
 )
 def unscaled_query_gradient(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of the queries lacks the factor 1/√d."""
-    gradients = Library.differentiate(correct, operation, arguments, cotangent)
-    path = query(operation)
-    d = gradients[path].shape[-1]
-    return {**gradients, path: gradients[path] * np.sqrt(gradients[path].dtype.type(d))}
+    return _unscaled(Library.differentiate(correct, operation, arguments, cotangent), query(operation))
 
 
 @mutant(
@@ -62,8 +59,11 @@ def unscaled_query_gradient(correct: Library, operation: Operation, arguments: A
 )
 def unscaled_key_gradient(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of the keys lacks the factor 1/√d."""
-    gradients = Library.differentiate(correct, operation, arguments, cotangent)
-    path = key(operation)
+    return _unscaled(Library.differentiate(correct, operation, arguments, cotangent), key(operation))
+
+
+def _unscaled(gradients: Gradients, path: str) -> Gradients:
+    """Gradients of which one is multiplied by √d."""
     d = gradients[path].shape[-1]
     return {**gradients, path: gradients[path] * np.sqrt(gradients[path].dtype.type(d))}
 

@@ -183,7 +183,7 @@ def unsigned_codes(correct: Library, operand: Quantized) -> Numbers:
 
 @_mutant("codes of a pair exchanged", "nvfp4", replaces="dequantize", source="the upper bits of a byte read first")
 def exchanged_pairs(correct: Library, operand: Quantized) -> Numbers:
-    """Of two codes in a byte, the second one is read first."""
+    """The second of two codes in a byte is read first."""
     codes = operand.codes
     pairs = codes.reshape(*codes.shape[:-1], codes.shape[-1] // 2, 2)
     return Library.dequantize(correct, replace(operand, codes=pairs[..., ::-1].reshape(codes.shape)))
