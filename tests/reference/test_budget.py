@@ -530,3 +530,14 @@ def test_attention_with_weights_in_few_bits_stays_within_its_budget(name: str, k
         ratios.append(largest_ratio(got, oracle))
     assert max(ratios) <= 1, ratios
     assert max(ratios) > 0.1 or keys == 1
+
+
+def test_masked_keys_add_no_step_of_float16() -> None:
+    """The step of weights counts only for attended keys, not for masked ones."""
+    value = np.random.default_rng(0).standard_normal((60_000, 8)).astype(np.float16)
+    query, key, mask = np.zeros((1, 8), np.float16), np.zeros((60_000, 8), np.float16), np.arange(60_000) < 8
+    p = precision("scaled_dot_product_attention", "float16")
+    masked = {"query": query, "key": key, "value": value, "mask": mask[None]}
+    attended = {"query": query, "key": key[:8], "value": value[:8]}
+    wide, narrow = (judged(REFERENCE["scaled_dot_product_attention"], x, p).sigma for x in (masked, attended))
+    assert (wide / narrow).max() < 1.02

@@ -192,7 +192,7 @@ class Statistical(Approximate):
             if a.weights is not None:
                 # The error that all weights of a row share multiplies the result by one factor, counted below. The step
                 # of their format is counted above, and below where they are equal.
-                own = np.maximum((a.error - a.operand_step) ** 2 - shared * left, 0.0)
+                own = np.maximum(np.maximum(a.error - a.operand_step, 0.0) ** 2 - shared * left, 0.0)
             variance = variance + max(a.repeats, a.own_terms.count) * magnitudes_product(own, right)
         if b.has_errors:
             variance = variance + magnitudes_product(left + a.error**2, b.error**2)
