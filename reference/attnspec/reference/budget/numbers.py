@@ -132,16 +132,12 @@ def attendable_softmax(scores: Numbers, mask: Numbers | None) -> Softmax:
 
 def longest_runs(ordered: Numbers) -> Numbers:
     """Length of the longest run of equal numbers in every sorted row, shape (..., 1); NaN equals nothing."""
-    other = ordered[..., 1:] != ordered[..., :-1]
-    if other.all():
-        return np.ones((*ordered.shape[:-1], 1))
-    new_run = np.ones(ordered.shape, bool)
-    new_run[..., 1:] = other
-    starts = np.flatnonzero(new_run)
-    lengths = np.diff(starts, append=new_run.size)
-    first_of_rows = np.flatnonzero(starts % ordered.shape[-1] == 0)
-    longest = np.maximum.reduceat(lengths, first_of_rows).astype(np.float64)
-    return longest.reshape(*ordered.shape[:-1], 1)
+    position = np.arange(ordered.shape[-1], dtype=np.int32)
+    start = np.zeros(ordered.shape, np.int32)
+    np.multiply(ordered[..., 1:] != ordered[..., :-1], position[1:], out=start[..., 1:])
+    np.maximum.accumulate(start, axis=-1, out=start)
+    longest: Numbers = np.subtract(position, start, out=start).max(-1, keepdims=True) + 1.0
+    return longest
 
 
 def repeated_terms(x: Numbers, rows: int = 4) -> float:
