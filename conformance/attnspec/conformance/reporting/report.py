@@ -2,8 +2,8 @@
 
 import json
 import platform
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -26,6 +26,7 @@ from attnspec.conformance.running.expectations import (
     unexpected_passes,
     unmatched_lines,
 )
+from attnspec.conformance.running.messages import paste_text, proposal_lines
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Verdicts
@@ -53,6 +54,10 @@ PACKAGES = (
     *("jax", "jaxlib", "onnx", "onnxruntime"),
 )
 """Packages whose versions a report states."""
+
+
+MAX_DECLARED = 3
+"""Most runs under a proposed declaration; each may show what the last one has hidden."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,19 @@ class Report:
         """True if the backend conforms once it declares what was observed: everything was judged again so."""
         return self.as_declared is not None and self.as_declared.exit_status == EXIT_STATUS["conforms"]
 
+    def judged_as_declared(self, judge_again: Callable[[Mapping[str, Any]], "Report"]) -> "Report":
+        """Return the report with ``as_declared``, if the proposed declaration explains all violations.
+
+        ``judge_again`` judges as if these attributes had been pasted, and may show what the last judgement has hidden.
+        """
+        proposed, last = self.declaration, self
+        for _ in range(MAX_DECLARED):
+            if not last.is_explained:
+                break
+            proposed = proposed if last is self else proposed.followed_by(last.declaration)
+            last = judge_again(proposed.attributes)
+        return self if last is self else replace(self, declaration=proposed, as_declared=last)
+
     @property
     def shown(self) -> "Report":
         """The report whose numbers are printed: that under the proposed declaration if the backend conforms with it."""
@@ -165,6 +183,22 @@ class Report:
     def verdict_text(self) -> str:
         """The verdict as it is printed."""
         return "conforms as declared below" if self.conforms_as_observed else self.verdict
+
+    @property
+    def shown_diagnoses(self) -> tuple[Diagnosis, ...]:
+        """The diagnoses to print: none if the backend conforms as observed."""
+        return () if self.conforms_as_observed else self.diagnoses
+
+    @property
+    def proposal(self) -> list[str]:
+        """Lines about the proposed declaration: its parts if the backend conforms with it, else what it explains."""
+        declared = self.declaration
+        return declared.all_reasons if self.conforms_as_observed else proposal_lines(declared)
+
+    @property
+    def paste_heading(self) -> str:
+        """The text above the attributes to paste."""
+        return paste_text(conforms=self.conforms_as_observed, accepted=self.settings.accept_observed)
 
     @cached_property
     def violations(self) -> list[Result]:
@@ -326,7 +360,7 @@ class Report:
             "tried": {operation: dict(extent) for operation, extent in self.tried.items()},
             "not_tried": self.not_tried,
             "declaration": dict(self.declaration.attributes) or None,
-            "declaration_reasons": list(self.declaration.reasons),
+            "declaration_reasons": self.declaration.all_reasons,
             "diagnoses": [x.as_json() for x in self.diagnoses],
             "notes": list(self.notes),
             "results": [

@@ -7,14 +7,15 @@ In a user's test file::
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
 
-from attnspec.conformance.explaining.declaration import declaration
+from attnspec.conformance.explaining.declaration import declaration, with_attributes
+from attnspec.conformance.explaining.explanations import Explanation
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case
@@ -25,12 +26,12 @@ from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.description import described
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of
-from attnspec.conformance.running.expectations import expectations, unexpected, unexpected_passes
+from attnspec.conformance.running.expectations import expectations, expected, unexpected, unexpected_passes
 from attnspec.conformance.running.in_process import InProcess
 from attnspec.conformance.running.isolated import Isolated
 from attnspec.conformance.running.judged_backends import backends
 from attnspec.conformance.running.keys import IN_PROCESS_SUITES
-from attnspec.conformance.running.messages import failure_message
+from attnspec.conformance.running.messages import JUDGED_AGAIN, PASTE, failure_message
 from attnspec.conformance.running.planning import Plan, judged_contract
 from attnspec.conformance.running.settings import OPTIONS, Settings
 from attnspec.conformance.running.verdicts import record, record_explanation
@@ -166,13 +167,42 @@ def run_case(
             record(results, record_property, extent)
         plain = "\n".join(f"{r.law} is violated by {case.id}: {r.message}" for r in failed)
         failed = unexpected(results, lines)
-        declarable = {case.id: explanation.undeclared} if explanation.undeclared else {}
-
-        text, note = contained(
-            "writing the message",
-            lambda: failure_message(failed, explanation.diagnosis, declaration(contract, results, declarable)),
-            plain,
-        )
+        text, note = contained("writing the message", lambda: _message(run, results, failed, explanation), plain)
         messages += [text, *filter(None, [note])]
     if messages:
         pytest.fail("\n".join(messages), pytrace=False)
+
+
+def _message(run: InProcess, results: Sequence[Result], failed: Sequence[Result], explanation: Explanation) -> str:
+    """Describe the violations of a case, judged again as if it declared what was observed.
+
+    Processes of ``attnspec check`` do not judge again: that command does, with all cases together.
+    """
+    # Imported here because reports need verdicts of whole runs, whose modules import this one's.
+    from attnspec.conformance.reporting.report import Report, key
+
+    case, lines = run.case, expectations(run.settings.expect)
+    settings = replace(run.settings, expect=None)
+
+    def report(judged: InProcess, results: Sequence[Result], explanation: Explanation) -> Report:
+        declarable = {case.id: explanation.undeclared} if explanation.undeclared else {}
+        proposed = declaration(judged.contract, results, declarable)
+        diagnoses = () if explanation.diagnosis is None else (explanation.diagnosis,)
+        left = tuple(r for r in results if expected(r, lines) is None)
+        return Report(judged.contract, settings, left, 0.0, declaration=proposed, diagnoses=diagnoses)
+
+    def judged_again(attributes: Mapping[str, Any]) -> Report:
+        again = replace(run, contract=with_attributes(run.contract, attributes))
+        results = again.judged({})
+        failed = unexpected(results, lines)
+        return report(again, results, again.explanation(failed, diagnosable=False) if failed else Explanation())
+
+    first = report(run, results, explanation)
+    if settings.shared_folder is None:
+        first = first.judged_as_declared(judged_again)
+    declared = first.declaration
+    heading = JUDGED_AGAIN.format(case.id) if first.conforms_as_observed else PASTE
+    proposal = [*first.proposal, *([heading, declared.text] if declared else [])]
+    unexplained = [r for r in failed if key(r) not in declared.explained]
+    text = failure_message(unexplained, next(iter(first.shown_diagnoses), None), proposal)
+    return text if explanation.note in text else f"{text}\n\n{explanation.note}"
