@@ -16,7 +16,6 @@ import jsonschema
 import numpy as np
 import pytest
 
-from attnspec import reference
 from attnspec.conformance.explaining import inquiry
 from attnspec.conformance.explaining.declaration import Declaration, lines, with_attributes
 from attnspec.conformance.judging.engine import cases
