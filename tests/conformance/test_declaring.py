@@ -204,7 +204,7 @@ def test_without_such_limits_the_rest_is_still_proposed() -> None:
 
 
 def in_single(*arrays: Numbers, returned: str = "", **options: Any) -> Numbers:
-    """Attention that is computed in float32 whatever its inputs, and cast to ``returned`` or their dtype."""
+    """Attention that is computed in float32, and cast to ``returned`` or its inputs' dtype."""
     computed = attention(*(x.astype(np.float32) for x in arrays), **options)
     return computed.astype(returned or arrays[0].dtype)
 

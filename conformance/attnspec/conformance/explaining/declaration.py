@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import lcm
 from pprint import pformat
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from attnspec.conformance.explaining.refusals import REFUSED
 from attnspec.conformance.judging.declaration import Contract
@@ -27,6 +27,9 @@ Cases = Mapping[tuple[str, str], Mapping[str, Any]]
 """Explanations as plain JSON, by operation and dtype; empty for cases that nothing explains."""
 
 LINE_WIDTH = 100
+
+MAX_DECLARED = 3
+"""Most judgements under a proposed declaration; each may show what the last one has hidden."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,44 @@ class Declaration:
         """The reasons of all attributes."""
         return [line for lines_ in self.reasons.values() for line in lines_]
 
+    def explains(self, result: Result) -> bool:
+        """Return whether this explains a violation."""
+        return (result.operation, result.law, result.dtype) in self.explained
+
     def followed_by(self, later: "Declaration") -> "Declaration":
         """Return the declaration with what a run under it has shown besides; what it explains stays."""
         names = dict.fromkeys((*self.reasons, *later.reasons))
         reasons = {x: tuple(dict.fromkeys((*self.reasons.get(x, ()), *later.reasons.get(x, ())))) for x in names}
         return replace(self, attributes={**self.attributes, **later.attributes}, reasons=reasons)
+
+
+class Judgement(Protocol):
+    """A judgement with the declaration that it proposes."""
+
+    @property
+    def declaration(self) -> Declaration:
+        """The proposed declaration."""
+
+    @property
+    def is_explained(self) -> bool:
+        """True if there are violations, and the declaration explains all of them."""
+
+
+J = TypeVar("J", bound=Judgement)
+
+
+def judged_as_declared(first: J, judge_again: Callable[[Mapping[str, Any]], J]) -> tuple[Declaration, J]:
+    """Judge again as long as a proposed declaration explains all violations.
+
+    ``judge_again`` judges as if these attributes had been pasted. Return all that was proposed, and the last judgement.
+    """
+    proposed, last = first.declaration, first
+    for _ in range(MAX_DECLARED):
+        if not last.is_explained:
+            break
+        proposed = proposed if last is first else proposed.followed_by(last.declaration)
+        last = judge_again(proposed.attributes)
+    return proposed, last
 
 
 def with_attributes(contract: Contract, attributes: Mapping[str, Any]) -> Contract:
@@ -117,7 +153,7 @@ def declaration(
 
 
 def _is_explained(operation: str, kind: str, explanation: Mapping[str, Any], usable: Cases) -> bool:
-    """Return False for violations by calls in another dtype, unless its class or its lack explains them."""
+    """Return False for violations by calls in another dtype that nothing explains."""
     others = [usable.get((operation, dtype), {}) for dtype in explanation["other_dtypes"]]
     return kind != "other_dtypes" or all(x and (x["precision"] or REFUSED in x["limits"]) for x in others)
 

@@ -70,6 +70,7 @@ def _judged(
 
     If the proposed declaration explains all violations, judge everything again as if it had been pasted.
     """
+    from attnspec.conformance.explaining.declaration import judged_as_declared
     from attnspec.conformance.judging.declaration import Contract
     from attnspec.conformance.remote.description import contract_from
     from attnspec.conformance.reporting.report import Report
@@ -104,8 +105,10 @@ def _judged(
         return judged_by(replace(settings, declared=repr(dict(attributes))), lambda: contract, time.monotonic())[1]
 
     try:
-        report = report.judged_as_declared(judged_again)
+        proposed, last = judged_as_declared(report, judged_again)
     except (BackendError, KeyboardInterrupt) as error:
         note = f"judging again with the proposed declaration ended: {error or INTERRUPTED}"
         report = replace(report, undeclared=joined(report.undeclared, note))
+    else:
+        report = report if last is report else replace(report, declaration=proposed, as_declared=last)
     return replace(report, seconds=time.monotonic() - started)

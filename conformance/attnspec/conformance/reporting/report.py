@@ -2,8 +2,8 @@
 
 import json
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -54,10 +54,6 @@ PACKAGES = (
     *("jax", "jaxlib", "onnx", "onnxruntime"),
 )
 """Packages whose versions a report states."""
-
-
-MAX_DECLARED = 3
-"""Most runs under a proposed declaration; each may show what the last one has hidden."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +148,7 @@ class Report:
     @property
     def is_explained(self) -> bool:
         """True if there are violations, and the proposed declaration explains all of them."""
-        explained = all(key(r) in self.declaration.explained for r in self.violations)
+        explained = all(map(self.declaration.explains, self.violations))
         judged = self.reason is None and not any(r.unchecked for r in self.results)
         return bool(self.violations) and explained and judged
 
@@ -160,19 +156,6 @@ class Report:
     def conforms_as_observed(self) -> bool:
         """True if the backend conforms once it declares what was observed: everything was judged again so."""
         return self.as_declared is not None and self.as_declared.exit_status == EXIT_STATUS["conforms"]
-
-    def judged_as_declared(self, judge_again: Callable[[Mapping[str, Any]], "Report"]) -> "Report":
-        """Return the report with ``as_declared``, if the proposed declaration explains all violations.
-
-        ``judge_again`` judges as if these attributes had been pasted, and may show what the last judgement has hidden.
-        """
-        proposed, last = self.declaration, self
-        for _ in range(MAX_DECLARED):
-            if not last.is_explained:
-                break
-            proposed = proposed if last is self else proposed.followed_by(last.declaration)
-            last = judge_again(proposed.attributes)
-        return self if last is self else replace(self, declaration=proposed, as_declared=last)
 
     @property
     def shown(self) -> "Report":
@@ -192,8 +175,7 @@ class Report:
     @property
     def proposal(self) -> list[str]:
         """Lines about the proposed declaration: its parts if the backend conforms with it, else what it explains."""
-        declared = self.declaration
-        return declared.all_reasons if self.conforms_as_observed else proposal_lines(declared)
+        return proposal_lines(self.declaration, conforms=self.conforms_as_observed)
 
     @property
     def paste_heading(self) -> str:

@@ -37,9 +37,12 @@ def paste_text(*, conforms: bool, accepted: bool) -> str:
     return f"{pasted} Judged once more with them, it conforms; {status}:"
 
 
-def proposal_lines(proposed: Declaration) -> list[str]:
-    """Return lines with what a proposed declaration explains, and what shows its limits."""
-    return [*lines(proposed.explained), *proposed.reasons.get("limits", ())]
+def proposal_lines(proposed: Declaration, *, conforms: bool) -> list[str]:
+    """Return lines that explain a proposed declaration.
+
+    If the backend conforms with it, they explain each of its parts; else they say what it explains, and show limits.
+    """
+    return proposed.all_reasons if conforms else [*lines(proposed.explained), *proposed.reasons.get("limits", ())]
 
 
 def violation_message(result: Result) -> str:

@@ -8,13 +8,13 @@ In a user's test file::
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
 
-from attnspec.conformance.explaining.declaration import declaration, with_attributes
+from attnspec.conformance.explaining.declaration import Declaration, declaration, judged_as_declared, with_attributes
 from attnspec.conformance.explaining.explanations import Explanation
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
@@ -26,12 +26,12 @@ from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.description import described
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of
-from attnspec.conformance.running.expectations import expectations, expected, unexpected, unexpected_passes
+from attnspec.conformance.running.expectations import expectations, unexpected, unexpected_passes
 from attnspec.conformance.running.in_process import InProcess
 from attnspec.conformance.running.isolated import Isolated
 from attnspec.conformance.running.judged_backends import backends
 from attnspec.conformance.running.keys import IN_PROCESS_SUITES
-from attnspec.conformance.running.messages import JUDGED_AGAIN, PASTE, failure_message
+from attnspec.conformance.running.messages import JUDGED_AGAIN, PASTE, failure_message, proposal_lines
 from attnspec.conformance.running.planning import Plan, judged_contract
 from attnspec.conformance.running.settings import OPTIONS, Settings
 from attnspec.conformance.running.verdicts import record, record_explanation
@@ -173,36 +173,53 @@ def run_case(
         pytest.fail("\n".join(messages), pytrace=False)
 
 
+@dataclass(frozen=True)
+class _Judged:
+    """A judged case, with what its backend could declare; ``failed`` are the unexpected failures."""
+
+    results: Sequence[Result]
+    failed: Sequence[Result]
+    declaration: Declaration
+
+    @property
+    def is_explained(self) -> bool:
+        """True if there are unexpected failures, and the declaration explains all of them."""
+        return bool(self.failed) and self._has_verdicts and all(map(self.declaration.explains, self.failed))
+
+    @property
+    def conforms(self) -> bool:
+        """True if laws were judged, and none has failed unexpectedly."""
+        return not self.failed and self._has_verdicts and any(r.judged for r in self.results)
+
+    @property
+    def _has_verdicts(self) -> bool:
+        return not any(r.unchecked or r.interrupted for r in self.results)
+
+
 def _message(run: InProcess, results: Sequence[Result], failed: Sequence[Result], explanation: Explanation) -> str:
     """Describe the violations of a case, judged again as if it declared what was observed.
 
     Processes of ``attnspec check`` do not judge again: that command does, with all cases together.
     """
-    # Imported here because reports need verdicts of whole runs, whose modules import this one's.
-    from attnspec.conformance.reporting.report import Report, key
+    case, settings = run.case, run.settings
 
-    case, lines = run.case, expectations(run.settings.expect)
-    settings = replace(run.settings, expect=None)
+    def judged(contract: Contract, results: Sequence[Result], failed: Sequence[Result], x: Explanation) -> _Judged:
+        proposed = declaration(contract, results, {case.id: x.undeclared} if x.undeclared else {})
+        return _Judged(results, failed, proposed)
 
-    def report(judged: InProcess, results: Sequence[Result], explanation: Explanation) -> Report:
-        declarable = {case.id: explanation.undeclared} if explanation.undeclared else {}
-        proposed = declaration(judged.contract, results, declarable)
-        diagnoses = () if explanation.diagnosis is None else (explanation.diagnosis,)
-        left = tuple(r for r in results if expected(r, lines) is None)
-        return Report(judged.contract, settings, left, 0.0, declaration=proposed, diagnoses=diagnoses)
-
-    def judged_again(attributes: Mapping[str, Any]) -> Report:
+    def judged_again(attributes: Mapping[str, Any]) -> _Judged:
         again = replace(run, contract=with_attributes(run.contract, attributes))
         results = again.judged({})
-        failed = unexpected(results, lines)
-        return report(again, results, again.explanation(failed, diagnosable=False) if failed else Explanation())
+        failed = unexpected(results, expectations(settings.expect))
+        explanation = again.explanation(failed, diagnosable=False) if failed else Explanation()
+        return judged(again.contract, results, failed, explanation)
 
-    first = report(run, results, explanation)
+    first = judged(run.contract, results, failed, explanation)
+    proposed, last = first.declaration, first
     if settings.shared_folder is None:
-        first = first.judged_as_declared(judged_again)
-    declared = first.declaration
-    heading = JUDGED_AGAIN.format(case.id) if first.conforms_as_observed else PASTE
-    proposal = [*first.proposal, *([heading, declared.text] if declared else [])]
-    unexplained = [r for r in failed if key(r) not in declared.explained]
-    text = failure_message(unexplained, next(iter(first.shown_diagnoses), None), proposal)
+        proposed, last = judged_as_declared(first, judged_again)
+    heading = JUDGED_AGAIN.format(case.id) if last.conforms else PASTE
+    proposal = proposal_lines(proposed, conforms=last.conforms) + ([heading, proposed.text] if proposed else [])
+    unexplained = [r for r in failed if not proposed.explains(r)]
+    text = failure_message(unexplained, None if last.conforms else explanation.diagnosis, proposal)
     return text if explanation.note in text else f"{text}\n\n{explanation.note}"
