@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import jsonschema
 import ml_dtypes
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from attnspec import reference
-from attnspec.conformance.explaining.declaration import Declaration, declaration, lines
+from attnspec.conformance.explaining.declaration import Declaration, declaration, lines, with_attributes
 from attnspec.conformance.explaining.missing_declarations import MissingDeclarations, missing_declarations
 from attnspec.conformance.explaining.precision_classes import wider_classes
 from attnspec.conformance.explaining.refusals import REFUSED, Refusals, refusals, says_unsupported
@@ -75,10 +75,12 @@ def subjects(backend: Any, case: Case) -> Callable[[Contract], Subject]:
     return lambda contract: Subject(backend, contract, OPERATIONS[case.operation], case.dtype, "cpu")
 
 
-def explanation(laws: tuple[str, ...], function: Callable[..., Any] = attention, **changed: Any) -> MissingDeclarations:
+def explanation(
+    laws: tuple[str, ...], function: Callable[..., Any] = attention, dtype: str = "float32", **changed: Any
+) -> MissingDeclarations:
     """The missing declarations that explain the violations of an attention function."""
     backend = SimpleNamespace(name="mine", scaled_dot_product_attention=partial(function, **changed))
-    contract, case = Contract.of(backend), Case(ATTENTION, "float32", laws)
+    contract, case = Contract.of(backend), Case(ATTENTION, dtype, laws)
     judging = partial(judge, backend, profile=PROFILES["quick"])
     failed = [r for r in judging(contract, case) if r.status is Status.FAILED]
     assert failed
@@ -184,6 +186,56 @@ def ignores_a_tail_of_keys(query: Numbers, key: Numbers, value: Numbers, **optio
 def test_limits_do_not_hide_calls_with_wrong_numbers(wrong: Callable[..., Any]) -> None:
     explained = explanation((FORMULA, "operation.shape"), wrong)
     assert (explained.limits, explained.laws) == ({}, {})
+    assert "not proposed, since a call beyond them, with " in explained.withdrawn
+    assert "raises nothing: the result[" in explained.withdrawn
+
+
+def test_without_such_limits_the_rest_is_still_proposed() -> None:
+    def nan_without_keys(query: Numbers, key: Numbers, value: Numbers, **options: Any) -> Numbers:
+        result = ignores_masks_beside_causal(query, key, value, **options)
+        return result if key.shape[-2] else np.full_like(result, np.nan)
+
+    explained = explanation((FORMULA, "operation.shape", "semantics.no_keys"), nan_without_keys)
+    assert (explained.limits, explained.semantics) == ({}, {"no_keys": "nan"})
+    combined = combine({"scaled_dot_product_attention-float32": explained.as_json()})
+    assert combined.text == 'semantics = {"scaled_dot_product_attention": {"no_keys": "nan"}}'
+    assert combined.reasons["limits"] == (explained.withdrawn,)
+    assert explained.withdrawn.startswith("limits mask of scaled_dot_product_attention: not proposed, since a call ")
+
+
+def in_single(*arrays: Numbers, returned: str = "", **options: Any) -> Numbers:
+    """Attention that is computed in float32, and cast to ``returned`` or its inputs' dtype."""
+    computed = attention(*(x.astype(np.float32) for x in arrays), **options)
+    return computed.astype(returned or arrays[0].dtype)
+
+
+OTHER_CALLS = "operation.independent-of-other-calls"
+
+
+def test_calls_in_another_dtype_are_explained_by_what_explains_that_dtype() -> None:
+    explained = explanation((FORMULA, OTHER_CALLS), in_single)
+    assert (explained.other_dtypes, explained.laws) == (("float64",), {OTHER_CALLS: "other_dtypes"})
+    at_float32 = {"scaled_dot_product_attention-float32": explained.as_json()}
+    results = [
+        Result(ATTENTION, OTHER_CALLS, "float32", Status.FAILED, "value", ""),
+        Result(ATTENTION, FORMULA, "float32", Status.PASSED),
+        Result(ATTENTION, FORMULA, "float64", Status.FAILED, "value", ""),
+    ]
+    # Alone it is a dependence on earlier calls, which no declaration allows.
+    assert not combine(at_float32, results).explained
+    for kind, change in (("precision", "ieee32-float64"), ("limits", {REFUSED: True})):
+        combined = combine({**at_float32, f"{ATTENTION}-float64": explain(kind, change)}, results)
+        assert combined.explained[ATTENTION, OTHER_CALLS, "float32"] == "what is declared for float64"
+        assert combined.attributes.keys() == {kind}
+
+
+def test_a_dtype_that_is_computed_and_returned_in_another_is_not_supported() -> None:
+    laws = (FORMULA, "operation.dtype", "operation.rejection")
+    narrower = explanation(laws, partial(in_single, returned="float32"), dtype="float64")
+    assert (narrower.limits, narrower.precision) == ({REFUSED: True}, "")
+    assert narrower.evidence[REFUSED].endswith("the result has dtype float32, expected float64")
+    wider = explanation(laws, lambda *arrays, **options: attention(*arrays, **options).astype(np.float64))
+    assert (wider.limits, wider.laws) == ({}, {"operation.rejection": "semantics"})
 
 
 def test_refusing_calls_without_keys_is_a_choice_and_no_limit() -> None:
@@ -481,6 +533,26 @@ def test_dtypes_that_contradict_each_other_explain_nothing() -> None:
     combined = combine({"self_attention-float64": NAN_ROWS}, [*verdicts("self_attention"), other])
     assert (combined.attributes, combined.explained) == ({}, {})
     assert not combined
+
+
+def test_the_text_to_paste_takes_effect_where_a_device_has_its_own_declaration() -> None:
+    class Mine:
+        name = "mine"
+        softmax = staticmethod(reference.softmax)
+        on_device: ClassVar[dict[str, Any]] = {
+            "cpu": {"semantics": {"repeatability": "within-budget"}},
+            "cuda": {"precision": {"float32": "tf32"}},
+        }
+
+    own = Contract.of(Mine)
+    explanations = {"softmax-float32": explain("semantics", {"attendable_nan": "hidden"})}
+    proposed = declaration(own, verdicts("softmax"), explanations)
+    assert proposed.attributes == {"semantics": {"repeatability": "within-budget", "attendable_nan": "hidden"}}
+    body: dict[str, Any] = {"on_device": Mine.on_device}
+    exec(proposed.text, body)
+    pasted = Contract.of(type("Pasted", (Mine,), {"on_device": body["on_device"]}))
+    assert pasted == with_attributes(own, proposed.attributes)
+    assert body["on_device"]["cuda"] == Mine.on_device["cuda"]
 
 
 def test_a_normative_result_does_not_contradict_a_choice_that_allows_it() -> None:

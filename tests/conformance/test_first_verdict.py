@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from attnspec.conformance.explaining import inquiry
-from attnspec.conformance.explaining.declaration import Declaration, with_attributes
+from attnspec.conformance.explaining.declaration import Declaration, lines, with_attributes
 from attnspec.conformance.judging.engine import cases
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote.loading import contract_of, load
@@ -24,13 +25,15 @@ from attnspec.conformance.reporting.junit import as_junit
 from attnspec.conformance.reporting.report import Report
 from attnspec.conformance.reporting.table import closing_line, headline, violations
 from attnspec.conformance.reporting.verdict_page import as_html
+from attnspec.conformance.running import suite
 from attnspec.conformance.running.in_process import InProcess
-from attnspec.conformance.running.messages import paste_text
+from attnspec.conformance.running.messages import JUDGED_AGAIN, PASTE, paste_text
 from attnspec.conformance.running.settings import Settings
 
 from .first_kernels import C_SOURCE, RIGHT, WRONG
 from .test_cli import attnspec, write_backend
 from .test_declaring import contract
+from .test_left_out import cut_to_fit
 from .test_report import SCHEMA
 
 PASTED = paste_text(conforms=True, accepted=False)
@@ -105,7 +108,7 @@ HOLDS = replace(EXPLAINED, status=Status.PASSED, reason=None, message="")
 PROPOSED = Declaration(
     {"semantics": {"fully_masked": "nan"}},
     {("softmax", "semantics.fully_masked", "float32"): "semantics fully_masked = nan"},
-    ("fully_masked = nan: What does a row without attendable keys give?",),
+    {"semantics": ("fully_masked = nan: What does a row without attendable keys give?",)},
 )
 
 
@@ -123,10 +126,10 @@ def test_what_only_has_to_be_declared_is_said_in_the_verdict() -> None:
     assert (first.verdict, first.exit_status, first.conforms_as_observed) == ("violates", 1, True)
     assert "mine conforms as declared below" in headline(first)
     assert "1 of 1 laws hold" in closing_line(first)
-    assert [text.plain for text in violations(first)] == ["", *PROPOSED.reasons]
+    assert [text.plain for text in violations(first)] == ["", *PROPOSED.all_reasons]
     document = json.loads(first.as_text())
     jsonschema.validate(document, SCHEMA)
-    assert (document["conforms_as_observed"], document["declaration_reasons"]) == (True, [*PROPOSED.reasons])
+    assert (document["conforms_as_observed"], document["declaration_reasons"]) == (True, PROPOSED.all_reasons)
     assert PASTED in " ".join(as_html(first).split())
     assert ElementTree.fromstring(as_junit(first)).get("failures") == "1"
 
@@ -163,3 +166,34 @@ def test_attributes_are_read_as_if_they_were_pasted() -> None:
     }
     pasted = with_attributes(contract(), ast.literal_eval(repr(attributes)))
     assert pasted == contract(**attributes)
+
+
+def test_a_suite_judges_again_what_it_proposes_to_paste() -> None:
+    def message(attention: Any) -> str:
+        judged = SimpleNamespace(name="mine", limits={"dtypes": ("float32",)}, scaled_dot_product_attention=attention)
+        own_contract = contract_of(judged, "mine", "cpu")
+        case = replace(cases(own_contract)[0], laws=("operation.oracle", "operation.rejection"))
+        with pytest.raises(pytest.fail.Exception) as failed:
+            suite.run_case(judged, own_contract, case, Settings(), lambda name, value: None)
+        return str(failed.value)
+
+    proposed = "rejection = unchecked: Does a shape or an index that violates the Protocol raise"
+    heading = JUDGED_AGAIN.format("scaled_dot_product_attention-float32")
+    right = message(cut_to_fit)
+    assert right.startswith(proposed)
+    assert right.endswith(f'{heading}\nsemantics = {{"rejection": "unchecked"}}')
+    wrong = message(lambda *arrays, **options: cut_to_fit(*arrays, **options) * np.float32(2))
+    assert "operation.oracle is violated" in wrong
+    assert PASTE in wrong
+    assert heading not in wrong
+
+
+@pytest.mark.parametrize("conforms", [False, True])
+def test_the_page_and_the_table_propose_alike(conforms: bool) -> None:
+    status = Status.PASSED if conforms else Status.FAILED
+    shown = report(again=status)
+    page = " ".join(as_html(shown).split())
+    assert shown.proposal == (PROPOSED.all_reasons if conforms else list(lines(PROPOSED.explained)))
+    for line in (*shown.proposal, shown.paste_heading):
+        assert line in page
+    assert [text.plain for text in violations(shown)][-len(shown.proposal) :] == shown.proposal

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import lcm
 from pprint import pformat
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from attnspec.conformance.explaining.refusals import REFUSED
 from attnspec.conformance.judging.declaration import Contract
@@ -23,28 +23,86 @@ MAX_SHOWN = 3
 Key = tuple[str, str, str]
 """An operation, a law and a dtype."""
 
+Cases = Mapping[tuple[str, str], Mapping[str, Any]]
+"""Explanations as plain JSON, by operation and dtype; empty for cases that nothing explains."""
+
 LINE_WIDTH = 100
+
+MAX_DECLARED = 3
+"""Most judgements under a proposed declaration; each may show what the last one has hidden."""
 
 
 @dataclass(frozen=True)
 class Declaration:
     """Attributes that the backend could declare, and the violations that they explain.
 
-    ``attributes`` holds only those that differ from the present ones, ``explained`` the explanation of each violation,
-    ``reasons`` a line for each proposed choice, class or limit.
+    ``attributes`` holds only those that differ from the present ones, ``explained`` the explanation of each violation.
+    ``reasons`` has, by attribute, a line for each proposed choice, class or limit, and for limits that are not
+    proposed. ``on_device`` maps attributes that the backend's ``on_device`` replaces to the kind of device.
     """
 
     attributes: Mapping[str, Any] = field(default_factory=dict)
     explained: Mapping[Key, str] = field(default_factory=dict)
-    reasons: tuple[str, ...] = ()
+    reasons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    on_device: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.attributes)
 
     @property
     def text(self) -> str:
-        """The attributes as lines of Python to paste into the adapter."""
-        return "\n".join(f"{name} = {_literal(value)}" for name, value in self.attributes.items())
+        """The attributes as lines of Python to paste into the adapter, below its own."""
+        return "\n".join(self._assignment(name, value) for name, value in self.attributes.items())
+
+    def _assignment(self, name: str, value: Any) -> str:
+        kind = self.on_device.get(name)
+        if kind is None:
+            return f"{name} = {_literal(value)}"
+        return f'on_device = on_device | {{"{kind}": on_device["{kind}"] | {{"{name}": {_literal(value)}}}}}'
+
+    @property
+    def all_reasons(self) -> list[str]:
+        """The reasons of all attributes."""
+        return [line for lines_ in self.reasons.values() for line in lines_]
+
+    def explains(self, result: Result) -> bool:
+        """Return whether this explains a violation."""
+        return (result.operation, result.law, result.dtype) in self.explained
+
+    def followed_by(self, later: "Declaration") -> "Declaration":
+        """Return the declaration with what a run under it has shown besides; what it explains stays."""
+        names = dict.fromkeys((*self.reasons, *later.reasons))
+        reasons = {x: tuple(dict.fromkeys((*self.reasons.get(x, ()), *later.reasons.get(x, ())))) for x in names}
+        return replace(self, attributes={**self.attributes, **later.attributes}, reasons=reasons)
+
+
+class Judgement(Protocol):
+    """A judgement with the declaration that it proposes."""
+
+    @property
+    def declaration(self) -> Declaration:
+        """The proposed declaration."""
+
+    @property
+    def is_explained(self) -> bool:
+        """True if there are violations, and the declaration explains all of them."""
+
+
+J = TypeVar("J", bound=Judgement)
+
+
+def judged_as_declared(first: J, judge_again: Callable[[Mapping[str, Any]], J]) -> tuple[Declaration, J]:
+    """Judge again as long as a proposed declaration explains all violations.
+
+    ``judge_again`` judges as if these attributes had been pasted. Return all that was proposed, and the last judgement.
+    """
+    proposed, last = first.declaration, first
+    for _ in range(MAX_DECLARED):
+        if not last.is_explained:
+            break
+        proposed = proposed if last is first else proposed.followed_by(last.declaration)
+        last = judge_again(proposed.attributes)
+    return proposed, last
 
 
 def with_attributes(contract: Contract, attributes: Mapping[str, Any]) -> Contract:
@@ -83,34 +141,51 @@ def declaration(
         (operation, law, dtype): _change_as_text(kind, x)
         for (operation, dtype), x in usable.items()
         for law, kind in x["laws"].items()
+        if _is_explained(operation, kind, x, usable)
     }
     attributes["limits"] = limits
     changed = {name: value for name, value in attributes.items() if value and value != present.get(name)}
-    return Declaration(changed, explained, tuple(dict.fromkeys(_reasons(judged, usable, attributes["limits"]))))
+    lines_of: dict[str, dict[str, None]] = {"semantics": {}, "precision": {}, "limits": {}}
+    for name, line in _reasons(judged, cases, usable, limits):
+        lines_of[name][line] = None
+    reasons = {name: tuple(lines_) for name, lines_ in lines_of.items() if lines_}
+    return Declaration(changed, explained, reasons, contract.on_device)
+
+
+def _is_explained(operation: str, kind: str, explanation: Mapping[str, Any], usable: Cases) -> bool:
+    """Return False for violations by calls in another dtype that nothing explains."""
+    others = [usable.get((operation, dtype), {}) for dtype in explanation["other_dtypes"]]
+    return kind != "other_dtypes" or all(x and (x["precision"] or REFUSED in x["limits"]) for x in others)
 
 
 def _reasons(
-    judged: Iterable[Result], cases: Mapping[tuple[str, str], Mapping[str, Any]], limits: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield a line for each choice, class and limit: its meaning, or the exception that shows it."""
+    judged: Iterable[Result], observed: Cases, cases: Cases, limits: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield an attribute and a line for each choice, class and limit: its meaning, or what shows it.
+
+    ``observed`` are all explanations, of which ``cases`` are used.
+    """
     messages = {(r.operation, r.dtype, r.law): r.message for r in judged}
     for (operation, dtype), x in cases.items():
         for name, choice in x["semantics"].items():
             question = QUESTIONS[name]
             raised = messages.get((operation, dtype, question.law), "").partition("raised ")[2].partition(ADVICE)[0]
             shown = f" The backend raised {raised}" if choice == "error" and raised else ""
-            yield f"{name} = {choice}: {question.statement}{shown}"
+            yield "semantics", f"{name} = {choice}: {question.statement}{shown}"
         if x["precision"]:
-            yield f"precision {x['precision']} at {dtype}: declare it only if the kernel rounds like this"
-        for name, message in x.get("exceptions", {}).items():
+            yield "precision", f"precision {x['precision']} at {dtype}: declare it only if the kernel rounds like this"
+        for name, message in x["evidence"].items():
             if message and (name in limits or name == REFUSED):
-                yield f"limits {'dtypes' if name == REFUSED else name}: {operation} raised {message}"
+                yield "limits", f"limits {'dtypes' if name == REFUSED else name}: {operation} {message}"
+    yield from (("limits", x["withdrawn"]) for x in observed.values() if x and x["withdrawn"])
 
 
 def _change_as_text(kind: str, explanation: Mapping[str, Any]) -> str:
     change = explanation[kind]
     if kind == "precision":
         return f"precision {change}"
+    if kind == "other_dtypes":
+        return f"what is declared for {' and '.join(change)}"
     if REFUSED in change:
         return "limits without this dtype"
     shown = {k: ", ".join(map(str, x)) or "none" if isinstance(x, list | tuple) else x for k, x in change.items()}
@@ -120,7 +195,7 @@ def _change_as_text(kind: str, explanation: Mapping[str, Any]) -> str:
 # Semantics ------------------------------------------------------------------------------------------------------------
 
 
-def _conflicts(judged: Iterable[Result], cases: Mapping[tuple[str, str], Mapping[str, Any]]) -> set[tuple[str, str]]:
+def _conflicts(judged: Iterable[Result], cases: Cases) -> set[tuple[str, str]]:
     """Return the questions, with operations, that were answered differently at different dtypes."""
     observed: dict[tuple[str, str], set[str]] = defaultdict(set)
     for (operation, _), x in cases.items():
@@ -134,7 +209,7 @@ def _conflicts(judged: Iterable[Result], cases: Mapping[tuple[str, str], Mapping
     return {key for key, x in observed.items() if len(x) > 1 and QUESTIONS[key[1]].allowing not in x}
 
 
-def _semantics(contract: Contract, cases: Mapping[tuple[str, str], Mapping[str, Any]]) -> Any:
+def _semantics(contract: Contract, cases: Cases) -> Any:
     """Return the non-normative choices, once for all operations if they agree, else by operation."""
     chosen = {name: contract.semantics[name] for name in contract.operations}
     for (operation, _), x in cases.items():
@@ -162,9 +237,7 @@ def _deviating(operation: str, chosen: Semantics) -> dict[str, str]:
 # Precision ------------------------------------------------------------------------------------------------------------
 
 
-def _precision(
-    contract: Contract, usable: Mapping[tuple[str, str], Mapping[str, Any]], cases: Iterable[tuple[str, str]]
-) -> Any:
+def _precision(contract: Contract, usable: Cases, cases: Iterable[tuple[str, str]]) -> Any:
     """Return the non-default classes, by dtype if all operations agree, else by operation and dtype."""
     classes: dict[str, dict[str, str]] = defaultdict(dict)
     for operation, dtype in cases:
@@ -186,9 +259,7 @@ def _precision(
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
-def _limits(
-    contract: Contract, cases: Mapping[tuple[str, str], Mapping[str, Any]], judged: Iterable[Result]
-) -> tuple[dict[str, Any], set[tuple[str, str]]]:
+def _limits(contract: Contract, cases: Cases, judged: Iterable[Result]) -> tuple[dict[str, Any], set[tuple[str, str]]]:
     """Return the combined non-default limits, and the cases whose dtype is not supported.
 
     A refused dtype counts only for operations that work at another dtype.

@@ -28,6 +28,7 @@ from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.semantics import QUESTIONS, Semantics
+from attnspec.spec.laws.operation import INDEPENDENT_OF_OTHER_CALLS
 
 ENDED = {Reason.CRASHED, Reason.HUNG}  # a second try would end the process again
 
@@ -46,15 +47,19 @@ class MissingDeclarations:
     """Changes of the declaration that explain violations of one case.
 
     ``semantics`` maps questions to choices, ``precision`` is a class or empty, and ``limits`` maps fields to values;
-    the field :data:`REFUSED` means that the dtype is not supported. ``laws`` maps each explained law to the kind of
-    change that explains it, ``exceptions`` each limit to the message of the exception by which the backend refuses.
+    the field :data:`REFUSED` means that the dtype is not supported. ``other_dtypes`` are those whose calls violate a
+    law of this case: what explains them explains the law. ``laws`` maps each explained law to the kind of change that
+    explains it, ``evidence`` each limit to what the backend does beyond it. ``withdrawn`` says which limits are not
+    proposed although the backend refuses calls, and why.
     """
 
     semantics: Mapping[str, Any] = field(default_factory=dict)
     precision: str = ""
     limits: Mapping[str, Any] = field(default_factory=dict)
+    other_dtypes: tuple[str, ...] = ()
     laws: Mapping[str, str] = field(default_factory=dict)
-    exceptions: Mapping[str, str] = field(default_factory=dict, compare=False)
+    evidence: Mapping[str, str] = field(default_factory=dict, compare=False)
+    withdrawn: str = field(default="", compare=False)
 
     def as_json(self) -> dict[str, Any]:
         """Return the explanation as plain JSON."""
@@ -77,7 +82,7 @@ class Search:
     counterexample: Mapping[str, Any] | None = None
     changes: dict[str, Any] = field(default_factory=dict)
     laws: dict[str, str] = field(default_factory=dict)
-    exceptions: Mapping[str, str] = field(default_factory=dict)
+    evidence: Mapping[str, str] = field(default_factory=dict)
 
     def judge_again(self, contract: Contract, laws: Iterable[str]) -> dict[str, Result]:
         """Return the verdicts of these laws under a contract, without reducing violations.
@@ -124,16 +129,21 @@ def missing_declarations(
     counterexample = remaining[FORMULA].counterexample if FORMULA in remaining else None
     search = Search(judging, contract, case, refusals, remaining, subject_under, counterexample)
     # Limits come last again, since the other declarations change which violations remain.
-    for step in (_limits, _semantics, _precision, _limits):
+    _take(search, _limits, _semantics, _precision, _limits, _returned_dtype, _other_dtypes)
+    limits, withdrawn = search.changes.get("limits", {}).keys() - {REFUSED, "dtypes"}, ""
+    # If a violation is left, the backend is convicted anyhow, and its limits are still worth reporting.
+    if limits and not search.violated and (wrong := _wrong_beyond_limits(search, contract.limits)):
+        withdrawn = f"limits {', '.join(sorted(limits))} of {case.operation}: not proposed, since {wrong}"
+        search = replace(search, contract=contract, violated=remaining, changes={}, laws={}, evidence={})
+        _take(search, _semantics, _precision, _returned_dtype, _other_dtypes)
+    return MissingDeclarations(**search.changes, laws=search.laws, evidence=search.evidence, withdrawn=withdrawn)
+
+
+def _take(search: Search, *steps: Callable[[Search], None]) -> None:
+    """Take steps of the search until no violation is left."""
+    for step in steps:
         if search.violated:
             step(search)
-    limit_names = search.changes.get("limits", {}).keys() - {REFUSED}
-    # If a violation is left, the backend is convicted anyhow, and its limits are still worth reporting.
-    if limit_names and not search.violated and _answers_wrongly(search, contract.limits):
-        del search.changes["limits"]
-        search.laws = {law: kind for law, kind in search.laws.items() if kind != "limits"}
-        search.exceptions = {}
-    return MissingDeclarations(**search.changes, laws=search.laws, exceptions=search.exceptions)
 
 
 def _limits(search: Search) -> None:
@@ -141,7 +151,7 @@ def _limits(search: Search) -> None:
     if not any(r.reason == Reason.RAISED and says_refused(r.message) for r in search.violated.values()):
         return
     refused = search.refusals()
-    search.exceptions = refused.exceptions
+    search.evidence = {name: f"raised {message}" for name, message in refused.exceptions.items()}
     if refused.everything:
         search.changes["limits"] = {REFUSED: True}
         search.laws |= dict.fromkeys(search.violated, "limits")
@@ -151,13 +161,17 @@ def _limits(search: Search) -> None:
         search.adopt("limits", refused.limits, changed, search.judge_again(changed, search.violated))
 
 
-def _answers_wrongly(search: Search, limits: Limits) -> bool:
-    """Return True if the backend returns wrong numbers within ``limits``, those declared before the search.
+def _wrong_beyond_limits(search: Search, limits: Limits) -> str:
+    """Return a call within ``limits``, those declared before the search, with wrong numbers; empty if there is none.
 
     A limit tells a user that other calls raise. It may be observed in calls with one option and with as many queries
     as keys, where a backend that forgets its check elsewhere returns numbers.
     """
-    subject = search.subject_under(replace(search.contract, limits=limits))
+    under = replace(search.contract, limits=limits)
+    if under.semantics[search.case.operation].fully_masked == "zero":
+        # Rows without keys, which depend on a choice that refusals may have hidden, are not compared.
+        under = with_declared_choices(under, search.case.operation, {"fully_masked": "nan"})
+    subject = search.subject_under(under)
     check, operation = CHECKS[FORMULA][0], subject.operation
     seed = stable_seed("beyond limits", operation.name, subject.dtype)
     examples = corners(operation, limits, seed=seed, most=TRIED_INPUTS, work=WORK)
@@ -168,8 +182,10 @@ def _answers_wrongly(search: Search, limits: Limits) -> bool:
     for arguments in inputs:
         violation, *_ = attempt(subject, check, arguments, 0)
         if violation is not None and violation.reason == Reason.VALUE:
-            return True
-    return False
+            options = [f"{name} = {x}" for name, x in arguments.sizes.items()]
+            options += [name for name in arguments.passed if name in operation.defaults]
+            return f"a call beyond them, with {', '.join(options)}, raises nothing: {violation.message}"
+    return ""
 
 
 def narrowed(limits: Limits, change: Mapping[str, Any]) -> Limits:
@@ -251,6 +267,33 @@ def _precision(search: Search) -> None:
                 search.changes |= trial.changes
                 search.laws |= {law: kind for law, kind in trial.laws.items() if law in search.laws}
                 return
+
+
+def _returned_dtype(search: Search) -> None:
+    """Leave out a dtype whose calls are computed in a narrower one and return that."""
+    if "precision" in search.changes and all(r.reason == Reason.DTYPE for r in search.violated.values()):
+        search.evidence = {REFUSED: f"returns another dtype: {next(iter(search.violated.values())).message}"}
+        search.laws |= dict.fromkeys(search.violated, "limits")
+        search.laws = dict.fromkeys(search.laws, "limits")
+        search.changes, search.violated = {"limits": {REFUSED: True}}, {}
+
+
+def _other_dtypes(search: Search) -> None:
+    """Set aside violations by calls in other dtypes: what those dtypes declare decides on them."""
+    law, dtype = INDEPENDENT_OF_OTHER_CALLS.id, search.case.dtype
+    dtypes = search.contract.limits.dtypes_for(search.case.operation)
+    if law not in search.violated or dtype not in dtypes:
+        return
+    # The law calls in the next dtype; without that, in the one after.
+    start = dtypes.index(dtype) + 1
+    following = (*dtypes[start:], *dtypes[: start - 1])
+    for count in range(1, len(following) + 1):
+        left = tuple(d for d in dtypes if d not in following[:count])
+        changed = replace(search.contract, limits=narrowed(search.contract.limits, {"dtypes": left}))
+        verdict = search.judge_again(changed, [law])[law]
+        if not verdict.violates and not verdict.unchecked:
+            search.adopt("other_dtypes", following[:count], changed, {**search.violated, law: verdict})
+            return
 
 
 def _counterexample_is_wrong(search: Search, contract: Contract) -> bool:

@@ -22,7 +22,7 @@ class Contract:
 
     ``origin`` is the name by which snippets load the backend. ``health`` is no declaration: it is here because all that
     call the backend share it. ``assumed`` are choices in ``semantics`` that the backend was observed to make and does
-    not declare.
+    not declare. ``on_device`` maps attributes that the backend's ``on_device`` replaces to the kind of device.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Contract:
     differentiable: bool
     notes: Mapping[str, str]
     origin: str = ""
+    on_device: Mapping[str, str] = field(default_factory=dict)
     assumed: Mapping[str, Any] = field(default_factory=dict, compare=False)
     health: Health = field(default_factory=Health, compare=False, repr=False)
 
@@ -52,7 +53,9 @@ class Contract:
         if not isinstance(notes, Mapping):
             raise ValueError(f"notes: expected a mapping of strings; got {type(notes).__name__}")
         limits = Limits.of(getattr(backend, "limits", None))
-        on_device = _declared_on(backend, limits, device)
+        kind = limits.chosen_device(device).partition(":")[0]
+        on_device = _declared_on(backend, kind)
+        declared = {name: getattr(backend, name, None) for name in BY_DEVICE} | on_device
         known_features = {feature for o in OPERATIONS.values() for feature in o.features}
         _demand_known("limits features", "names of features", limits.features or (), known_features)
         known_choices = {feature for feature in known_features if "=" in feature}
@@ -65,17 +68,18 @@ class Contract:
                 named = () if isinstance(by_argument, str) else dict(by_argument)
                 _demand_known(f"limits operand_formats: {operation}", "names of arguments", named, arguments)
         _demand_known("limits gradients", "names of operations", limits.gradients or (), OPERATIONS)
-        semantics = DeclaredSemantics.of(on_device["semantics"], OPERATIONS)
+        semantics = DeclaredSemantics.of(declared["semantics"], OPERATIONS)
         semantics.demand_read([OPERATIONS[name] for name in operations], OPERATIONS)
         return cls(
             printable(name),
             operations,
             limits,
             semantics,
-            DeclaredPrecision.of(on_device["precision"], OPERATIONS),
+            DeclaredPrecision.of(declared["precision"], OPERATIONS),
             callable(getattr(backend, "vjp", None)),
             _unused_devices(backend, limits) | {printable(str(k)): printable(str(v)) for k, v in notes.items()},
             origin,
+            dict.fromkeys(on_device, kind),
         )
 
 
@@ -86,16 +90,15 @@ def _demand_known(field: str, kind: str, names: Iterable[str], known: Collection
             raise ValueError(f"{field}: expected {kind}, such as {near}; got {name!r}")
 
 
-def _declared_on(backend: Any, limits: Limits, device: str) -> dict[str, Any]:
-    """``semantics`` and ``precision``: those of ``on_device`` for this kind of device, else the backend's own."""
+def _declared_on(backend: Any, device: str) -> dict[str, Any]:
+    """Attributes that ``on_device`` has for a kind of device: ``semantics``, ``precision``, or both."""
     on_device = getattr(backend, "on_device", None) or {}
     if not isinstance(on_device, Mapping) or not all(isinstance(x, Mapping) for x in on_device.values()):
         raise ValueError(f"on_device: expected a mapping of devices to declarations; got {on_device!r}")
     for kind, declared in on_device.items():
         if unknown := set(declared) - set(BY_DEVICE):
             raise ValueError(f"on_device {kind}: expected some of {', '.join(BY_DEVICE)}; got {min(unknown)!r}")
-    own = {name: getattr(backend, name, None) for name in BY_DEVICE}
-    return own | dict(on_device.get(limits.chosen_device(device).partition(":")[0], {}))
+    return dict(on_device.get(device, {}))
 
 
 def _unused_devices(backend: Any, limits: Limits) -> dict[str, str]:

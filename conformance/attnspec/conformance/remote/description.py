@@ -24,7 +24,7 @@ from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DeclaredPrecision
 from attnspec.spec.contract.semantics import DeclaredSemantics
 
-DECLARED = ("name", "operations", "limits", "semantics", "precision", "differentiable", "notes")
+DECLARED = ("name", "operations", "limits", "semantics", "precision", "differentiable", "notes", "on_device")
 """Keys of a described contract."""
 
 
@@ -66,6 +66,7 @@ def described(contract: Contract) -> dict[str, Any]:
         },
         "differentiable": contract.differentiable,
         "notes": dict(contract.notes),
+        "on_device": dict(contract.on_device),
     }
 
 
@@ -84,7 +85,9 @@ def contract_from(description: Mapping[str, Any], origin: str) -> Contract:
 
 
 def _contract(description: Mapping[str, Any], origin: str) -> Contract:
-    name, operations, limits, semantics, precision, differentiable, notes = (description[key] for key in DECLARED)
+    name, operations, limits, semantics, precision, differentiable, notes, on_device = (
+        description[key] for key in DECLARED
+    )
     if not isinstance(name, str) or not isinstance(differentiable, bool) or not isinstance(notes, Mapping):
         raise TypeError("expected a name, whether it is differentiable, and notes")
     return Contract(
@@ -96,6 +99,7 @@ def _contract(description: Mapping[str, Any], origin: str) -> Contract:
         differentiable,
         {printable(str(k)): printable(str(v)) for k, v in notes.items()},
         origin,
+        {printable(str(k)): printable(str(v)) for k, v in on_device.items()},
     )
 
 

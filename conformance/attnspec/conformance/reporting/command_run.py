@@ -5,7 +5,7 @@ Functions import heavy modules only after the process that imports the backend h
 
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,6 @@ from attnspec.conformance.running.settings import Settings
 
 if TYPE_CHECKING:
     from attnspec.conformance.reporting.report import Report
-
-MAX_DECLARED = 3
-"""Most runs under a proposed declaration; each may show what the last one has hidden."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk."""
@@ -73,6 +70,7 @@ def _judged(
 
     If the proposed declaration explains all violations, judge everything again as if it had been pasted.
     """
+    from attnspec.conformance.explaining.declaration import judged_as_declared
     from attnspec.conformance.judging.declaration import Contract
     from attnspec.conformance.remote.description import contract_from
     from attnspec.conformance.reporting.report import Report
@@ -100,22 +98,17 @@ def _judged(
     cases = len(settings.operations or OPERATIONS) * len(settings.dtypes or DEFAULTS)
     check_names(settings, "--")
     contract, report = judged_by(settings, lambda: contract_from(probe.description(), probe.backend), started)
-    attributes: dict[str, Any] = {}
-    reasons: tuple[str, ...] = ()
-    last = report
-    for _ in range(MAX_DECLARED):
-        if not last.is_explained:
-            break
-        attributes |= last.declaration.attributes
-        reasons = tuple(dict.fromkeys(reasons + last.declaration.reasons))
+
+    def judged_again(attributes: Mapping[str, Any]) -> Report:
         console.print("judging again as if the backend declared what was observed", highlight=False)
-        try:
-            INTERRUPTION.resume(seconds_left())
-            _, last = judged_by(replace(settings, declared=repr(attributes)), lambda: contract, time.monotonic())
-        except (BackendError, KeyboardInterrupt) as error:
-            note = f"judging again with the proposed declaration ended: {error or INTERRUPTED}"
-            return replace(report, undeclared=joined(report.undeclared, note), seconds=time.monotonic() - started)
-    if last is report:
-        return report
-    proposed = replace(report.declaration, attributes=attributes, reasons=reasons)
-    return replace(report, declaration=proposed, as_declared=last, seconds=time.monotonic() - started)
+        INTERRUPTION.resume(seconds_left())
+        return judged_by(replace(settings, declared=repr(dict(attributes))), lambda: contract, time.monotonic())[1]
+
+    try:
+        proposed, last = judged_as_declared(report, judged_again)
+    except (BackendError, KeyboardInterrupt) as error:
+        note = f"judging again with the proposed declaration ended: {error or INTERRUPTED}"
+        report = replace(report, undeclared=joined(report.undeclared, note))
+    else:
+        report = report if last is report else replace(report, declaration=proposed, as_declared=last)
+    return replace(report, seconds=time.monotonic() - started)

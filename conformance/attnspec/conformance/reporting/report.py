@@ -26,6 +26,7 @@ from attnspec.conformance.running.expectations import (
     unexpected_passes,
     unmatched_lines,
 )
+from attnspec.conformance.running.messages import paste_text, proposal_lines
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Verdicts
@@ -147,7 +148,7 @@ class Report:
     @property
     def is_explained(self) -> bool:
         """True if there are violations, and the proposed declaration explains all of them."""
-        explained = all(key(r) in self.declaration.explained for r in self.violations)
+        explained = all(map(self.declaration.explains, self.violations))
         judged = self.reason is None and not any(r.unchecked for r in self.results)
         return bool(self.violations) and explained and judged
 
@@ -165,6 +166,21 @@ class Report:
     def verdict_text(self) -> str:
         """The verdict as it is printed."""
         return "conforms as declared below" if self.conforms_as_observed else self.verdict
+
+    @property
+    def shown_diagnoses(self) -> tuple[Diagnosis, ...]:
+        """The diagnoses to print: none if the backend conforms as observed."""
+        return () if self.conforms_as_observed else self.diagnoses
+
+    @property
+    def proposal(self) -> list[str]:
+        """Lines about the proposed declaration: its parts if the backend conforms with it, else what it explains."""
+        return proposal_lines(self.declaration, conforms=self.conforms_as_observed)
+
+    @property
+    def paste_heading(self) -> str:
+        """The text above the attributes to paste."""
+        return paste_text(conforms=self.conforms_as_observed, accepted=self.settings.accept_observed)
 
     @cached_property
     def violations(self) -> list[Result]:
@@ -326,7 +342,7 @@ class Report:
             "tried": {operation: dict(extent) for operation, extent in self.tried.items()},
             "not_tried": self.not_tried,
             "declaration": dict(self.declaration.attributes) or None,
-            "declaration_reasons": list(self.declaration.reasons),
+            "declaration_reasons": self.declaration.all_reasons,
             "diagnoses": [x.as_json() for x in self.diagnoses],
             "notes": list(self.notes),
             "results": [

@@ -9,13 +9,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from attnspec.conformance.explaining.declaration import lines
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting.limits import non_default_limits
 from attnspec.conformance.reporting.report import Report, in_common, key
 from attnspec.conformance.running.expectations import Expectation
-from attnspec.conformance.running.messages import consequences_heading, diagnosis_lines, paste_text, violation_message
+from attnspec.conformance.running.messages import consequences_heading, diagnosis_lines, violation_message
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
 
 COLOURS = {"conforms": "green", "violates": "red", "unusable": "yellow"}
@@ -38,7 +37,7 @@ def print_report(report: Report, console: Console) -> None:
     """
     shown = report.shown
     console.print(headline(report), highlight=False)
-    for line in () if report.conforms_as_observed else diagnosis_lines(report.diagnoses):
+    for line in diagnosis_lines(report.shown_diagnoses):
         console.print(Text(f"\n{line}", style="bold"))
     for text in violations(report):
         console.print(text, soft_wrap=True)
@@ -50,9 +49,7 @@ def print_report(report: Report, console: Console) -> None:
     longer = " (--profile full tries longer and wider arrays)" if report.settings.profile == "quick" else ""
     console.print(f"not tried: {'; '.join(shown.not_tried)}{longer}", highlight=False)
     if report.declaration:
-        accepted = report.settings.accept_observed
-        heading = paste_text(conforms=report.conforms_as_observed, accepted=accepted)
-        console.print(f"\n{heading}\n", highlight=False)
+        console.print(f"\n{report.paste_heading}\n", highlight=False)
         console.print(Text(report.declaration.text), soft_wrap=True)
 
 
@@ -175,11 +172,8 @@ def violations(report: Report) -> list[Text]:
         if snippet:
             parts.append(Text("\n" + snippet))
     parts += _lines(r for r in causes if not any(r is shown for shown in in_full.values()))
-    if report.conforms_as_observed:
-        parts += [Text(line, style="yellow") for line in ("", *report.declaration.reasons)]
-    else:
-        refused = (line for line in report.declaration.reasons if line.startswith("limits "))
-        parts += [Text(line, style="yellow") for line in (*lines(explained), *refused)]
+    parts += [Text()] * report.conforms_as_observed
+    parts += [Text(line, style="yellow") for line in report.proposal]
     parts += known_failures(report)
     if following:
         parts += [Text(f"\n{consequences_heading(causes, following)}"), *map(Text, folded(following))]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from attnspec.conformance.explaining.declaration import lines
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import Result, Status
@@ -29,7 +28,6 @@ from attnspec.conformance.running.messages import (
     MAX_SNIPPET,
     consequences_heading,
     diagnoses_by_place,
-    paste_text,
     shortened,
 )
 from attnspec.spec.contract.law import LAWS
@@ -56,11 +54,9 @@ def as_html(report: Report) -> str:
         title=f"{report.contract.name} {report.verdict_text}",
         report=report,
         closing=Text.from_markup(closing_line(report)).plain.strip(),
-        diagnoses=diagnoses_by_place(() if report.conforms_as_observed else report.diagnoses),
+        diagnoses=diagnoses_by_place(report.shown_diagnoses),
         causes=list(_violations(causes, MAX_IN_FULL)),
         known=[text.plain for text in known_failures(report)],
-        explained=list(lines(report.declaration.explained)),
-        paste=paste_text(conforms=report.conforms_as_observed, accepted=settings.accept_observed),
         budgets=_budgets(report.shown.results),
         remarks=run_remarks,
         following=list(_violations(following)),

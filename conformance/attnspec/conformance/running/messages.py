@@ -1,7 +1,7 @@
 """Messages about violations, likely causes first."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from attnspec.conformance.explaining.declaration import Declaration, lines
 from attnspec.conformance.explaining.explanations import Diagnosis
@@ -20,6 +20,12 @@ PASTE = "If this behaviour is intended, paste these attributes into the backend;
 """Text above attributes that do not explain all violations."""
 
 
+JUDGED_AGAIN = (
+    "If this behaviour is intended, paste these attributes into the backend. Judged once more with them, {} conforms:"
+)
+"""Text above attributes with which a case conforms."""
+
+
 def paste_text(*, conforms: bool, accepted: bool) -> str:
     """Return the text above the attributes to paste; ``conforms`` if the backend does with them."""
     if not conforms:
@@ -29,6 +35,14 @@ def paste_text(*, conforms: bool, accepted: bool) -> str:
         status = "the exit status is 0 because of --accept-observed"
     pasted = "If this behaviour is intended, paste these attributes into the backend."
     return f"{pasted} Judged once more with them, it conforms; {status}:"
+
+
+def proposal_lines(proposed: Declaration, *, conforms: bool) -> list[str]:
+    """Return lines that explain a proposed declaration.
+
+    If the backend conforms with it, they explain each of its parts; else they say what it explains, and show limits.
+    """
+    return proposed.all_reasons if conforms else [*lines(proposed.explained), *proposed.reasons.get("limits", ())]
 
 
 def violation_message(result: Result) -> str:
@@ -51,14 +65,12 @@ def violation_message(result: Result) -> str:
     return "\n".join(lines)
 
 
-def failure_message(
-    failed: Iterable[Result], diagnosis: Diagnosis | None = None, undeclared: Declaration | None = None
-) -> str:
-    """Describe a case: diagnosis, missing declarations, causes in full, consequences by line."""
+def failure_message(failed: Iterable[Result], diagnosis: Diagnosis | None = None, proposal: Sequence[str] = ()) -> str:
+    """Describe a case: diagnosis, lines of a proposed declaration, causes in full, consequences by line."""
     causes, following = by_cause(failed)
     parts = [] if diagnosis is None else diagnosis_lines([diagnosis])
-    if undeclared:
-        parts.append("\n".join([*lines(undeclared.explained), PASTE, undeclared.text]))
+    if proposal:
+        parts.append("\n".join(proposal))
     parts += map(violation_message, causes)
     if following:
         lines_ = [consequences_heading(causes, following), *(f"  {r.law}: {r.message}" for r in following)]

@@ -7,14 +7,15 @@ In a user's test file::
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
 
-from attnspec.conformance.explaining.declaration import declaration
+from attnspec.conformance.explaining.declaration import Declaration, declaration, judged_as_declared, with_attributes
+from attnspec.conformance.explaining.explanations import Explanation
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case
@@ -30,7 +31,7 @@ from attnspec.conformance.running.in_process import InProcess
 from attnspec.conformance.running.isolated import Isolated
 from attnspec.conformance.running.judged_backends import backends
 from attnspec.conformance.running.keys import IN_PROCESS_SUITES
-from attnspec.conformance.running.messages import failure_message
+from attnspec.conformance.running.messages import JUDGED_AGAIN, PASTE, failure_message, proposal_lines
 from attnspec.conformance.running.planning import Plan, judged_contract
 from attnspec.conformance.running.settings import OPTIONS, Settings
 from attnspec.conformance.running.verdicts import record, record_explanation
@@ -166,13 +167,59 @@ def run_case(
             record(results, record_property, extent)
         plain = "\n".join(f"{r.law} is violated by {case.id}: {r.message}" for r in failed)
         failed = unexpected(results, lines)
-        declarable = {case.id: explanation.undeclared} if explanation.undeclared else {}
-
-        text, note = contained(
-            "writing the message",
-            lambda: failure_message(failed, explanation.diagnosis, declaration(contract, results, declarable)),
-            plain,
-        )
+        text, note = contained("writing the message", lambda: _message(run, results, failed, explanation), plain)
         messages += [text, *filter(None, [note])]
     if messages:
         pytest.fail("\n".join(messages), pytrace=False)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A judged case, with what its backend could declare; ``failed`` are the unexpected failures."""
+
+    results: Sequence[Result]
+    failed: Sequence[Result]
+    declaration: Declaration
+
+    @property
+    def is_explained(self) -> bool:
+        """True if there are unexpected failures, and the declaration explains all of them."""
+        return bool(self.failed) and self._has_verdicts and all(map(self.declaration.explains, self.failed))
+
+    @property
+    def conforms(self) -> bool:
+        """True if laws were judged, and none has failed unexpectedly."""
+        return not self.failed and self._has_verdicts and any(r.judged for r in self.results)
+
+    @property
+    def _has_verdicts(self) -> bool:
+        return not any(r.unchecked or r.interrupted for r in self.results)
+
+
+def _message(run: InProcess, results: Sequence[Result], failed: Sequence[Result], explanation: Explanation) -> str:
+    """Describe the violations of a case, judged again as if it declared what was observed.
+
+    Processes of ``attnspec check`` do not judge again: that command does, with all cases together.
+    """
+    case, settings = run.case, run.settings
+
+    def judged(contract: Contract, results: Sequence[Result], failed: Sequence[Result], x: Explanation) -> _Judged:
+        proposed = declaration(contract, results, {case.id: x.undeclared} if x.undeclared else {})
+        return _Judged(results, failed, proposed)
+
+    def judged_again(attributes: Mapping[str, Any]) -> _Judged:
+        again = replace(run, contract=with_attributes(run.contract, attributes))
+        results = again.judged({})
+        failed = unexpected(results, expectations(settings.expect))
+        explanation = again.explanation(failed, diagnosable=False) if failed else Explanation()
+        return judged(again.contract, results, failed, explanation)
+
+    first = judged(run.contract, results, failed, explanation)
+    proposed, last = first.declaration, first
+    if settings.shared_folder is None:
+        proposed, last = judged_as_declared(first, judged_again)
+    heading = JUDGED_AGAIN.format(case.id) if last.conforms else PASTE
+    proposal = proposal_lines(proposed, conforms=last.conforms) + ([heading, proposed.text] if proposed else [])
+    unexplained = [r for r in failed if not proposed.explains(r)]
+    text = failure_message(unexplained, None if last.conforms else explanation.diagnosis, proposal)
+    return text if explanation.note in text else f"{text}\n\n{explanation.note}"
