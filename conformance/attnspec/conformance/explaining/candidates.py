@@ -1,13 +1,14 @@
 """Candidates of a diagnosis: known defects that predict a backend's results."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
 from attnspec.conformance.explaining.probes import CLEARLY_WRONG, Probe, cotangent_of, distance
-from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Results, Subject
@@ -16,6 +17,7 @@ from attnspec.conformance.mutants.correct import Formulas, Library
 from attnspec.reference import choosing
 from attnspec.reference.budget import WIDTH
 from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.quantized import Quantized
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import map_tree
 
@@ -103,7 +105,8 @@ def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results |
     # Arrays that the weights multiply, such as values, are also perturbed by as much as weights are rounded.
     weight = max(p.weights, p.operand, p.inputs)
     units = {path: 4 * max(p.accumulation, weight if path in subject.operation.linear else p.inputs) for path in floats}
-    plain = candidate.numbers(probe, probe.arguments.replaced(floats))
+    operands = probe.arguments.quantized
+    plain = candidate.numbers(probe, _with_floats(probe.arguments, floats, operands))
     if plain is None:
         return None
     with np.errstate(all="ignore"):
@@ -111,13 +114,27 @@ def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results |
         for _ in range(DRAWS):
             noise = {path: 1 + units[path] * rng.uniform(-1, 1, x.shape) for path, x in floats.items()}
             changed = {path: (x * noise[path]).astype(x.dtype) for path, x in floats.items()}
-            shifted = candidate.numbers(probe, probe.arguments.replaced(changed))
+            rescaled = {path: _with_noise(x, units[path], rng) for path, x in operands.items()}
+            shifted = candidate.numbers(probe, _with_floats(probe.arguments, changed, rescaled))
             if shifted is None:
                 return None
             shifts = {path: np.abs(shifted[path].astype(np.float64) - plain[path].astype(np.float64)) for path in moved}
             moved = {path: np.fmax(x, shifts[path]) for path, x in moved.items()}
         rounding = p.output + 2 * p.accumulation
         return {path: WIDTH * x + rounding * np.abs(plain[path].astype(np.float64)) for path, x in moved.items()}
+
+
+def _with_floats(arguments: Arguments, floats: Mapping[str, Numbers], operands: Mapping[str, Quantized]) -> Arguments:
+    """Return a copy with these numbers, and with quantised operands that have these codes and scales."""
+    copy = arguments.replaced(floats)
+    copy.quantized = operands
+    return copy
+
+
+def _with_noise(operand: Quantized, unit: float, rng: np.random.Generator) -> Quantized:
+    """Return an operand whose scales have relative errors of up to ``unit``."""
+    noise = 1 + unit * rng.uniform(-1, 1, operand.scales.shape)
+    return replace(operand, scales=(operand.scales.astype(np.float32) * noise).astype(np.float32))
 
 
 # Mutants --------------------------------------------------------------------------------------------------------------
@@ -147,6 +164,9 @@ def mutant_candidates(
 
     for mutant in sorted(MUTANTS.values(), key=otherwise_seen):
         if mutant.name in without or (subject.operation.name in mutant.operations) is not of_operation:
+            continue
+        # Without codes and scales, the formats of quantised operands cannot be misread.
+        if mutant.operand_formats:
             continue
         # A mutant that declares a choice is wrong only under this declaration.
         if any(choices.get(q) != choice for q, choice in mutant.declares.items()):
@@ -178,12 +198,15 @@ def used_steps(subject: Subject, probe: Probe) -> set[str]:
 
 
 def computation_by(
-    subject: Subject, make: Callable[[], Library], instead: Mapping[str, str] | None = None
+    subject: Subject,
+    make: Callable[[], Library],
+    instead: Mapping[str, str] | None = None,
+    passed: Callable[[Arguments, str], Any] = lambda arguments, path: copy_of(arguments[path]),
 ) -> Callable[[Probe, Arguments], Results]:
     """Return a function that computes probes with a NumPy backend, under the judged backend's choices.
 
-    ``instead`` are choices in place of the declared ones. Each probe gets a new backend, since some mutants remember
-    earlier calls.
+    ``instead`` are choices in place of the declared ones, ``passed`` returns what is passed at a path of the arguments.
+    Each probe gets a new backend, since some mutants remember earlier calls.
     """
     operation, choices = subject.operation, {**subject.choices, **(instead or {})}
 
@@ -192,7 +215,7 @@ def computation_by(
             inputs = {name: map_tree(tree, lambda _, x: read_only(x)) for name, tree in probe.views.items()}
         else:
             # Some mutants write to their arguments.
-            inputs = arguments.passed_as(lambda path: copy_of(arguments[path]))
+            inputs = arguments.passed_as(partial(passed, arguments))
         with choosing(**choices):
             backend = make()
             if probe.cotangents is None:

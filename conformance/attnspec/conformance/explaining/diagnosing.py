@@ -20,6 +20,7 @@ from attnspec.conformance.explaining.candidates import (
 from attnspec.conformance.explaining.choices import choice_candidates, formula_candidate
 from attnspec.conformance.explaining.explanations import Diagnosis
 from attnspec.conformance.explaining.factors import factor_candidates
+from attnspec.conformance.explaining.misread_operands import misreading_candidates
 from attnspec.conformance.explaining.probes import Probe, probe_in_domain
 from attnspec.conformance.explaining.undeclarable_precisions import undeclarable_precision
 from attnspec.conformance.inputs.arguments import Arguments
@@ -85,6 +86,7 @@ def candidate_kinds(subject: Subject, first: Probe, without: Collection[str] = (
     undeclared, and be wrong in another way.
     """
     yield choice_candidates(subject)
+    yield misreading_candidates(subject, first)
     steps_in_use = used_steps(subject, first)
     yield mutant_candidates(subject, first, steps_in_use, of_operation=True, without=without)
     yield factor_candidates(subject, first)
