@@ -1,8 +1,7 @@
 """Candidates of a diagnosis: known defects that predict a backend's results."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +16,6 @@ from attnspec.conformance.mutants.correct import Formulas, Library
 from attnspec.reference import choosing
 from attnspec.reference.budget import WIDTH
 from attnspec.spec.contract.law import LAWS
-from attnspec.spec.contract.quantized import Quantized
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import map_tree
 
@@ -33,12 +31,13 @@ class Candidate:
     """A known defect: its name, a sentence for the reader, and the numbers that it predicts.
 
     ``compute`` takes a probe, and arguments that replace the probe's. It returns results, or gradients for a probe of
-    gradients; None if the defect predicts nothing.
+    gradients; None if the defect predicts nothing. ``operands`` names the arguments that are read wrongly.
     """
 
     name: str
     sentence: str
     compute: Callable[[Probe, Arguments], Results | None]
+    operands: tuple[str, ...] = ()
 
     def numbers(self, probe: Probe, arguments: Arguments | None = None) -> Results | None:
         """Return the predicted numbers for a probe; None also if computing them raises an exception."""
@@ -95,7 +94,7 @@ def with_finite_numbers(results: Results, instead: Results) -> Results:
 def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results | None:
     """Return the budget of a candidate's own roundings.
 
-    It is the change of its results under perturbed arguments, plus the rounding of the results.
+    It is the change of its results under perturbed arguments, plus the rounding of its results and of the backend's.
     """
     p = subject.precision
     # A 16-bit dtype would round small perturbations away.
@@ -105,8 +104,7 @@ def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results |
     # Arrays that the weights multiply, such as values, are also perturbed by as much as weights are rounded.
     weight = max(p.weights, p.operand, p.inputs)
     units = {path: 4 * max(p.accumulation, weight if path in subject.operation.linear else p.inputs) for path in floats}
-    operands = probe.arguments.quantized
-    plain = candidate.numbers(probe, _with_floats(probe.arguments, floats, operands))
+    plain = candidate.numbers(probe, probe.arguments.replaced(floats))
     if plain is None:
         return None
     with np.errstate(all="ignore"):
@@ -114,27 +112,21 @@ def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results |
         for _ in range(DRAWS):
             noise = {path: 1 + units[path] * rng.uniform(-1, 1, x.shape) for path, x in floats.items()}
             changed = {path: (x * noise[path]).astype(x.dtype) for path, x in floats.items()}
-            rescaled = {path: _with_noise(x, units[path], rng) for path, x in operands.items()}
-            shifted = candidate.numbers(probe, _with_floats(probe.arguments, changed, rescaled))
+            shifted = candidate.numbers(probe, probe.arguments.replaced(changed))
             if shifted is None:
                 return None
             shifts = {path: np.abs(shifted[path].astype(np.float64) - plain[path].astype(np.float64)) for path in moved}
             moved = {path: np.fmax(x, shifts[path]) for path, x in moved.items()}
-        rounding = p.output + 2 * p.accumulation
+        moved = {path: _at_least_average(x) for path, x in moved.items()}
+        rounding = 2 * (p.output + p.accumulation)
         return {path: WIDTH * x + rounding * np.abs(plain[path].astype(np.float64)) for path, x in moved.items()}
 
 
-def _with_floats(arguments: Arguments, floats: Mapping[str, Numbers], operands: Mapping[str, Quantized]) -> Arguments:
-    """Return a copy with these numbers, and with quantised operands that have these codes and scales."""
-    copy = arguments.replaced(floats)
-    copy.quantized = operands
-    return copy
-
-
-def _with_noise(operand: Quantized, unit: float, rng: np.random.Generator) -> Quantized:
-    """Return an operand whose scales have relative errors of up to ``unit``."""
-    noise = 1 + unit * rng.uniform(-1, 1, operand.scales.shape)
-    return replace(operand, scales=(operand.scales.astype(np.float32) * noise).astype(np.float32))
+def _at_least_average(moved: Numbers) -> Numbers:
+    """Return how far numbers move, at least the root mean square of their row: all draws may be small at one number."""
+    if not moved.size or not moved.ndim:
+        return moved
+    return np.maximum(moved, np.sqrt((moved**2).mean(-1, keepdims=True)))
 
 
 # Mutants --------------------------------------------------------------------------------------------------------------
@@ -198,15 +190,12 @@ def used_steps(subject: Subject, probe: Probe) -> set[str]:
 
 
 def computation_by(
-    subject: Subject,
-    make: Callable[[], Library],
-    instead: Mapping[str, str] | None = None,
-    passed: Callable[[Arguments, str], Any] = lambda arguments, path: copy_of(arguments[path]),
+    subject: Subject, make: Callable[[], Library], instead: Mapping[str, str] | None = None
 ) -> Callable[[Probe, Arguments], Results]:
     """Return a function that computes probes with a NumPy backend, under the judged backend's choices.
 
-    ``instead`` are choices in place of the declared ones, ``passed`` returns what is passed at a path of the arguments.
-    Each probe gets a new backend, since some mutants remember earlier calls.
+    ``instead`` are choices in place of the declared ones. Each probe gets a new backend, since some mutants remember
+    earlier calls.
     """
     operation, choices = subject.operation, {**subject.choices, **(instead or {})}
 
@@ -215,7 +204,7 @@ def computation_by(
             inputs = {name: map_tree(tree, lambda _, x: read_only(x)) for name, tree in probe.views.items()}
         else:
             # Some mutants write to their arguments.
-            inputs = arguments.passed_as(partial(passed, arguments))
+            inputs = arguments.passed_as(lambda path: copy_of(arguments[path]))
         with choosing(**choices):
             backend = make()
             if probe.cotangents is None:

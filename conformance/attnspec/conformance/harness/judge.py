@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from attnspec.conformance.harness import reading
 from attnspec.conformance.harness.backward import judge_gradients
@@ -152,5 +153,7 @@ def diagnosis(subject: Subject, part: Part, index: tuple[int, ...], row: int | N
     passed_arguments = part.arguments.passed
     # A mask that spells out a causal flag was not passed by the caller.
     absent = {mutant_name(name) for name in optional_of(subject.operation) if passed_arguments.get(name) is None}
-    defect = diagnosis_of_result(subject, judged_part.arguments, judged_part.results, without=absent)
+    # Threads would wait for each other in matrices this small, and use up the time of the diagnosis.
+    with threadpool_limits(1, "blas"):
+        defect = diagnosis_of_result(subject, judged_part.arguments, judged_part.results, without=absent)
     return "" if defect is None else defect.sentence

@@ -88,6 +88,32 @@ def inverse_scales(correct: Library, operand: Quantized) -> Numbers:
 
 
 @_mutant(
+    "scale of the head before",
+    "e4m3-per-head",
+    operations=(GroupedQueryAttention,),
+    replaces="scale_values",
+    source="an index of heads that is one too low",
+)
+def previous_head(correct: Library, operand: Quantized) -> Numbers:
+    """Each head or batch element gets the scales of the one before, the first those of the last."""
+    scales = Library.scale_values(correct, operand)
+    return np.roll(scales, 1, -3) if scales.ndim > 2 else scales
+
+
+@_mutant(
+    "scale of the first head in every head",
+    "e4m3-per-head",
+    operations=(GroupedQueryAttention, PagedAttention),
+    replaces="scale_values",
+    source="scales without a stride of heads",
+)
+def first_head(correct: Library, operand: Quantized) -> Numbers:
+    """All heads or batch elements get the scales of the first one."""
+    scales = Library.scale_values(correct, operand)
+    return np.broadcast_to(scales[..., :1, :, :], scales.shape) if scales.ndim > 2 else scales
+
+
+@_mutant(
     "scale of the block before",
     "mxfp8",
     operations=(ScaledDotProductAttention, PagedAttention),
@@ -123,32 +149,6 @@ def first_block(correct: Library, operand: Quantized) -> Numbers:
 def _axis_of_blocks(scales: Numbers) -> int:
     """The last axis along which scales differ; the last of all if there is one scale."""
     return max((axis for axis, count in enumerate(scales.shape) if count > 1), default=-1)
-
-
-@_mutant(
-    "scale of the head before",
-    "e4m3-per-head",
-    operations=(GroupedQueryAttention,),
-    replaces="scale_values",
-    source="an index of heads that is one too low",
-)
-def previous_head(correct: Library, operand: Quantized) -> Numbers:
-    """Each head gets the scales of the one before, the first those of the last."""
-    scales = Library.scale_values(correct, operand)
-    return np.roll(scales, 1, -3) if scales.ndim > 2 else scales
-
-
-@_mutant(
-    "scale of the first head in every head",
-    "e4m3-per-head",
-    operations=(GroupedQueryAttention, PagedAttention),
-    replaces="scale_values",
-    source="scales without a stride of heads",
-)
-def first_head(correct: Library, operand: Quantized) -> Numbers:
-    """All heads get the scales of the first one."""
-    scales = Library.scale_values(correct, operand)
-    return np.broadcast_to(scales[..., :1, :, :], scales.shape) if scales.ndim > 2 else scales
 
 
 @_mutant(
@@ -272,6 +272,13 @@ def no_global_scale(correct: Library, operand: Quantized) -> Numbers:
 def wrong_bias(correct: Library, operand: Quantized) -> Numbers:
     """All scales are half as large."""
     return Library.scale_values(correct, operand) / 2
+
+
+@_mutant("exponents read as scales", "mxfp8", replaces="scale_values", source="E8M0 stored as unsigned integers")
+def exponents(correct: Library, operand: Quantized) -> Numbers:
+    """Scales are their biased exponents, not powers of 2."""
+    scales = Library.scale_values(correct, operand)
+    return (np.log2(scales) + 127).astype(np.float32)
 
 
 @_mutant(
