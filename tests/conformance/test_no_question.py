@@ -24,7 +24,7 @@ SDPA = "scaled_dot_product_attention"
 
 
 def attention(dtype: str, *, scaled_query: bool) -> tuple[Numbers, list[Numbers]]:
-    """Attention with sums in float32, whose scale multiplies the query in the dtype, or float32 scores."""
+    """Attention whose scale multiplies the query in its dtype, or float32 scores."""
     rng = np.random.default_rng(0)
     query, key, value = (2 * rng.standard_normal((4, 128, 80)) for _ in range(3))
     arguments = [x.astype(numpy_dtype(dtype)) for x in (query, key, value)]
@@ -62,9 +62,9 @@ def test_unchecked_lengths_are_unchecked_calls() -> None:
     assert failed.status is Status.FAILED
     assert "a length outside 0.." in failed.message
     under = subjects(backend, case)
-    found = missing_declarations(
+    missing = missing_declarations(
         partial(judge_under, stop_at_first=True), contract, case, [failed],
         lambda: refusals(under(contract), lambda law, example: None), under,
     )  # fmt: skip
-    assert found.semantics == {"rejection": "unchecked"}
-    assert set(found.laws) == {"operation.rejection"}
+    assert missing.semantics == {"rejection": "unchecked"}
+    assert set(missing.laws) == {"operation.rejection"}

@@ -18,7 +18,7 @@ from attnspec.spec.contract.tree import map_tree
 
 
 def misreading_candidates(subject: Subject, first: Probe) -> Iterator[Candidate]:
-    """Yield the mutants that misread quantised operands, for each of the wrong probe's operands and several together.
+    """Yield the mutants that misread quantised operands, for one operand and for several.
 
     They are right in calls with other formats, since a backend reads each format by code of its own.
     """
@@ -34,7 +34,7 @@ def misreading_candidates(subject: Subject, first: Probe) -> Iterator[Candidate]
 def _misreading(
     subject: Subject, mutant: Mutant, group: Sequence[str], formats: dict[str, Any]
 ) -> Callable[[Probe, Arguments], Results]:
-    """Return a function that computes probes by a mutant, which gets codes and scales of these operands only."""
+    """Return a function that computes probes by a mutant of these operands."""
     operation = subject.operation
 
     def compute(probe: Probe, arguments: Arguments) -> Results:

@@ -26,7 +26,7 @@ DIAGNOSED_PAIRS = 2**16
 """Query–key pairs per batch element up to which all rows are compared with known defects."""
 
 DIAGNOSED_NUMBERS = 2**21
-"""Numbers in all arguments up to which calls with quantised operands are compared with known defects as a whole."""
+"""Numbers in all arguments up to which calls with quantised operands are diagnosed whole."""
 
 DIAGNOSED_ROWS = 16
 """Number of rows compared with known defects in larger batch elements; a mask then replaces the causal flag."""

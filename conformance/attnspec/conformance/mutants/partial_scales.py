@@ -1,4 +1,4 @@
-"""Mutants whose scale is wrong for later keys, some features, wide heads, masked or causal calls only.
+"""Mutants whose scale is wrong in some keys, features, heads or calls only.
 
 Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
 ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone.
@@ -119,7 +119,7 @@ def half_of_the_pairs(correct: Formulas, positions: Numbers, d: int, theta: floa
 def _second_half_not_rescaled(
     correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool, tile: int
 ) -> Numbers:
-    """Attention in tiles of keys, whose larger maxima do not rescale the second half of the accumulated columns."""
+    """Attention in tiles whose larger maxima do not rescale the second half of the columns."""
     allowed = correct.attendable(mask, causal, *scores.shape[-2:])
     excluded = correct.mask_scores(scores, allowed)
     ends = range(tile, scores.shape[-1] + tile, tile)
@@ -139,7 +139,7 @@ def _second_half_not_rescaled(
     source="an accumulator in two registers, of which online softmax rescales one",
 )
 def half_of_the_columns(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Tiles of 16 keys with a larger maximum rescale only the first half of the accumulated columns."""
+    """Larger maxima of tiles of 16 keys rescale only the first half of the columns."""
     return _second_half_not_rescaled(correct, scores, value, mask, causal, 16)
 
 
@@ -153,5 +153,5 @@ def half_of_the_columns(correct: Formulas, scores: Numbers, value: Numbers, mask
 def half_of_the_columns_in_wide_tiles(
     correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool
 ) -> Numbers:
-    """Tiles of 64 keys with a larger maximum rescale only the first half of the accumulated columns."""
+    """Larger maxima of tiles of 64 keys rescale only the first half of the columns."""
     return _second_half_not_rescaled(correct, scores, value, mask, causal, 64)

@@ -95,7 +95,7 @@ def inverse_scales(correct: Library, operand: Quantized) -> Numbers:
     source="an index of heads that is one too low",
 )
 def previous_head(correct: Library, operand: Quantized) -> Numbers:
-    """Each head or batch element gets the scales of the one before, the first those of the last."""
+    """Each head or batch element gets the scales of the one before."""
     scales = Library.scale_values(correct, operand)
     return np.roll(scales, 1, -3) if scales.ndim > 2 else scales
 
@@ -121,7 +121,7 @@ def first_head(correct: Library, operand: Quantized) -> Numbers:
     source="an index of blocks that is one too low",
 )
 def previous_block(correct: Library, operand: Quantized) -> Numbers:
-    """Each block gets the scale of the one before, the first that of the last."""
+    """Each block gets the scale of the one before."""
     scales = Library.scale_values(correct, operand)
     return np.roll(scales, 1, _axis_of_blocks(scales))
 
@@ -133,7 +133,7 @@ def previous_block(correct: Library, operand: Quantized) -> Numbers:
     source="an index of blocks that is one too high",
 )
 def next_block(correct: Library, operand: Quantized) -> Numbers:
-    """Each block gets the scale of the next one, the last that of the first."""
+    """Each block gets the scale of the next one."""
     scales = Library.scale_values(correct, operand)
     return np.roll(scales, -1, _axis_of_blocks(scales))
 
@@ -159,7 +159,7 @@ def _axis_of_blocks(scales: Numbers) -> int:
     source="one index of heads for queries and for scales of keys",
 )
 def by_query_head(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
-    """Query head r gets the scales at place r of all scales in memory, in place of those of its key head."""
+    """Query head r gets the scales at place r, not those of its key head."""
     heads = at(arguments, query(operation)).shape[-3]
 
     def repeated(x: Any) -> Any:
@@ -191,7 +191,7 @@ def _with_equal_heads(prepared: Arguments, operation: Operation, heads: int) -> 
     source="scales beside a cache, found by the number of the block in its sequence",
 )
 def untranslated_pages(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
-    """Block j of a sequence gets the scales of page j, in place of those of its page."""
+    """Block j gets the scales of page j, not those of its page."""
     (table_path,) = operation.indices
     table = at(arguments, table_path)
     blocks = np.broadcast_to(np.arange(table.shape[-1]), table.shape).ravel()

@@ -141,7 +141,7 @@ def query_scale_ignored(correct: Library, operation: Operation, arguments: Argum
     differentiable=False,
 )
 def scales_of_padded_pages(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
-    """Pages are padded, and the places of their scales are computed as if they were not."""
+    """Scales of padded pages are read as if the pages were not padded."""
 
     def misplaced(x: Any) -> Any:
         if not isinstance(x, Quantized):

@@ -40,7 +40,7 @@ class Dequantized(Library):
     differentiable=False,
 )
 class DequantizedPages(Library):
-    """Codes times scales of a cache in pages are rounded to float32, then computed with as float32."""
+    """Codes times scales in pages are rounded to float32 before anything else."""
 
 
 @variant(
