@@ -8,18 +8,23 @@ MEASURED = "measured"
 """Source of a cell that is measured: PyTorch by ``tests/test_rosetta.py``, JAX by the tests of its adapter."""
 
 FILES: Mapping[str, tuple[str, str]] = {
+    "Bloom": ("huggingface/transformers", "9d97831a1cbb420edac062c2e8454ce9ac1c4b79"),
     "cuDNN": ("NVIDIA/cudnn-frontend", "3929da2ef4c1dba1bb8acb68727b9134f26f40c0"),
+    "fla": ("fla-org/flash-linear-attention", "bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"),
     "flax": ("google/flax", "18f8f311c275d57f46d95e41b15aa97b454754c0"),
     "FlashAttention": ("Dao-AILab/flash-attention", "0251105a2fb19d2957484b7f023cd8c115286ced"),
     "FlashInfer": ("flashinfer-ai/flashinfer", "fb28d7242b3506a2348265962041acc1fb56cca4"),
     "haiku": ("google-deepmind/dm-haiku", "f4d858a5cbb29140855d68f81f5fd625e078a5ae"),
     "JAX": ("jax-ml/jax", "cec06d116c05f0d52adfceee3d3b730fdbcb0ce5"),
     "Keras": ("keras-team/keras", "3422977a5e38fb2f7709aaa9a08e47f0c43d0f60"),
+    "local-attention": ("lucidrains/local-attention", "af58e53f81e5e1d87a7d50cb193d5c26f3c0e03f"),
     "MLX": ("ml-explore/mlx", "846d176227a0ac13d2667e58d2bb68b322109ab0"),
+    "MPT": ("huggingface/transformers", "4352620161a5f53911ddc19dbfa1bd76d92c93be"),
     "ONNX": ("onnx/onnx", "f7546912001bc31e92a238b17068a21b373d882e"),
     "TransformerEngine": ("NVIDIA/TransformerEngine", "d0067d0da6cb01811b8072a7d304f0e00344ce2b"),
     "transformers": ("huggingface/transformers", "00c238bd242b4c6ddfb2c17d4573174ec2daaec8"),
     "vLLM": ("vllm-project/vllm", "002d181a55a03803d7d69547846630069d2378b8"),
+    "x-transformers": ("lucidrains/x-transformers", "9252ed7838021ee61e6c5be0930b3a9a88efdf06"),
     "xFormers": ("facebookresearch/xformers", "ca6d2aa0d43241fc8a8dcd872debc2406160160d"),
 }
 """Repository and commit in which the files and lines of a library were read."""
@@ -69,9 +74,11 @@ CELLS: Mapping[str, Cells] = {
         "FlashAttention": ("excludes-own", "README.md#L262"),
         "FlashInfer": ("excludes-own", "include/flashinfer/attention/variants.cuh#L89"),
         "JAX": ("excludes-own", "jax/_src/nn/functions.py#L890"),
+        "local-attention": ("excludes-own", "local_attention/local_attention.py#L194"),
         "ONNX": ("excludes-own", "docs/Operators.md?plain=1#L1702"),
         "TransformerEngine": ("excludes-own", f"{TE_ATTENTION}/dot_product_attention.py#L570"),
         "Keras": ("includes-own", "keras/src/layers/attention/multi_head_attention.py#L825"),
+        "fla": ("includes-own", "fla/layers/attn.py#L173"),
         "transformers": ("includes-own", "src/transformers/masking_utils.py"),
     },
     "logarithms": {
@@ -133,11 +140,14 @@ CELLS: Mapping[str, Cells] = {
         "ONNX": ("blocks", "onnx/reference/ops/op_attention.py#L315"),
         "TransformerEngine": ("blocks", f"{TE_ATTENTION}/backends.py#L544"),
         "transformers": ("blocks", "src/transformers/integrations/sdpa_attention.py#L17"),
+        "x-transformers": ("interleaved", "x_transformers/attend.py#L515"),
     },
     "alibi_distances": {
         "FlashAttention": ("absolute", "README.md#L274"),
         "TransformerEngine": ("absolute", f"{TE_ATTENTION}/utils.py#L1964"),
         "FlashInfer": ("signed", "include/flashinfer/attention/variants.cuh#L70"),
+        "Bloom": ("signed", "src/transformers/models/bloom/modeling_bloom.py#L95"),
+        "MPT": ("signed", "src/transformers/models/mpt/modeling_mpt.py#L54"),
     },
     "repeatability": {"FlashAttention": ("within-budget", "README.md#L246")},
     "rejection": {"PyTorch": ("unchecked", MEASURED)},
@@ -160,6 +170,10 @@ out why weights trained in one library give other results in another.
 - FlashAttention aligns at the bottom right since 2.1. Its forward pass repeats bit by bit; its backward pass does with
   `deterministic=True`. MLX's rows without keys are those of its unfused path. vLLM's pairs are those of Neox style,
   its default.
+- A window of W reads W + 1 keys by `excludes-own`, and W by `includes-own`. local-attention's windows are exact in
+  `LocalMHA`, or with `exact_windowsize`. fla passes W − 1 to FlashAttention.
+- Bloom and MPT add slope × j to the score of key j: their weights are those of −slope × (i − j). Under a causal mask
+  signed and absolute distances are the same.
 - Keras initialises the bias of the forget gate to 1, and adds nothing to it when it computes.
 - PyTorch refuses most wrong shapes, but takes more values than keys.
 

@@ -191,3 +191,15 @@ def test_values_are_within_half_a_step_of_the_numbers(name: str) -> None:
     steps = {"int8": 0.5, "float8_e4m3fn": 2**-10, "float8_e5m2": 2**-17, "float4_e2m1fn": 0.25}[form.codes]
     (scales,) = values(replace(quantized, codes=np.ones_like(quantized.codes)))
     assert (np.abs(got - x) <= np.maximum(max(unit, clipped) * np.abs(x), 1.001 * steps * scales)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("e4m3-per-tensor", (1, 1, 1, 1)), ("e4m3-per-head", (1, 2, 1, 1)), ("e4m3-per-channel", (1, 2, 1, 32)),
+        ("int8-per-token", (3, 2, 64, 1)), ("int8-per-64-tokens", (3, 2, 1, 1)), ("mxfp8", (3, 2, 64, 1)),
+    ],
+)  # fmt: skip
+def test_a_scale_for_all_tokens_is_one_for_all_pages(name: str, shape: tuple[int, ...]) -> None:
+    pages = np.random.default_rng(0).standard_normal((3, 2, 64, 32))
+    assert quantize(pages, operand_format(name), -2, "float32", page_axis=-4).scales.shape == shape

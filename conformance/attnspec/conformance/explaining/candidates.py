@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from attnspec.conformance.explaining.probes import CLEARLY_WRONG, Probe, cotangent_of, distance
-from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Results, Subject
@@ -31,12 +31,13 @@ class Candidate:
     """A known defect: its name, a sentence for the reader, and the numbers that it predicts.
 
     ``compute`` takes a probe, and arguments that replace the probe's. It returns results, or gradients for a probe of
-    gradients; None if the defect predicts nothing.
+    gradients; None if the defect predicts nothing. ``operands`` names the arguments that are read wrongly.
     """
 
     name: str
     sentence: str
     compute: Callable[[Probe, Arguments], Results | None]
+    operands: tuple[str, ...] = ()
 
     def numbers(self, probe: Probe, arguments: Arguments | None = None) -> Results | None:
         """Return the predicted numbers for a probe; None also if computing them raises an exception."""
@@ -93,7 +94,7 @@ def with_finite_numbers(results: Results, instead: Results) -> Results:
 def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results | None:
     """Return the budget of a candidate's own roundings.
 
-    It is the change of its results under perturbed arguments, plus the rounding of the results.
+    It is the change of its results under perturbed arguments, plus the rounding of its results and of the backend's.
     """
     p = subject.precision
     # A 16-bit dtype would round small perturbations away.
@@ -116,8 +117,16 @@ def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results |
                 return None
             shifts = {path: np.abs(shifted[path].astype(np.float64) - plain[path].astype(np.float64)) for path in moved}
             moved = {path: np.fmax(x, shifts[path]) for path, x in moved.items()}
-        rounding = p.output + 2 * p.accumulation
+        moved = {path: _at_least_average(x) for path, x in moved.items()}
+        rounding = 2 * (p.output + p.accumulation)
         return {path: WIDTH * x + rounding * np.abs(plain[path].astype(np.float64)) for path, x in moved.items()}
+
+
+def _at_least_average(moved: Numbers) -> Numbers:
+    """Return how far numbers move, at least the root mean square of their row: all draws may be small at one number."""
+    if not moved.size or not moved.ndim:
+        return moved
+    return np.maximum(moved, np.sqrt((moved**2).mean(-1, keepdims=True)))
 
 
 # Mutants --------------------------------------------------------------------------------------------------------------
@@ -147,6 +156,9 @@ def mutant_candidates(
 
     for mutant in sorted(MUTANTS.values(), key=otherwise_seen):
         if mutant.name in without or (subject.operation.name in mutant.operations) is not of_operation:
+            continue
+        # Without codes and scales, the formats of quantised operands cannot be misread.
+        if mutant.operand_formats:
             continue
         # A mutant that declares a choice is wrong only under this declaration.
         if any(choices.get(q) != choice for q, choice in mutant.declares.items()):

@@ -20,6 +20,7 @@ from attnspec.conformance.explaining.candidates import (
 from attnspec.conformance.explaining.choices import choice_candidates, formula_candidate
 from attnspec.conformance.explaining.explanations import Diagnosis
 from attnspec.conformance.explaining.factors import factor_candidates
+from attnspec.conformance.explaining.misread_operands import misreading_candidates
 from attnspec.conformance.explaining.probes import Probe, probe_in_domain
 from attnspec.conformance.explaining.undeclarable_precisions import undeclarable_precision
 from attnspec.conformance.inputs.arguments import Arguments
@@ -60,9 +61,20 @@ def diagnosis_of_probes(
         fitting = [c for c in fitting if any(differs_from_formula(c, probe) for probe in wrong)]
         fitting = [c for c in fitting if not _agrees_only_in_nan(c, wrong, further, subject, deadline)]
         if fitting := _fitting_further_inputs(fitting, further, call, subject, deadline):
-            return Diagnosis(subject.operation.name, subject.dtype, fitting[0].sentence, tuple(c.name for c in fitting))
+            names = tuple(dict.fromkeys(c.name for c in fitting))
+            return Diagnosis(subject.operation.name, subject.dtype, _sentence(fitting), names)
     sentence = undeclarable_precision(subject, ordered, call)
     return None if sentence is None else Diagnosis(subject.operation.name, subject.dtype, sentence)
+
+
+def _sentence(fitting: Sequence[Candidate]) -> str:
+    """Return the sentence of the first candidate, with the fewest operands that explain all probes."""
+    first = fitting[0]
+    if not first.operands:
+        return first.sentence
+    groups = [c.operands for c in fitting if c.name == first.name]
+    fewest = [", ".join(group) for group in groups if len(group) == min(map(len, groups))]
+    return f"{first.sentence} This concerns {'; or '.join(fewest)}."
 
 
 def ordered_probes(probes: Sequence[Probe]) -> tuple[list[Probe], list[Probe]]:
@@ -85,6 +97,7 @@ def candidate_kinds(subject: Subject, first: Probe, without: Collection[str] = (
     undeclared, and be wrong in another way.
     """
     yield choice_candidates(subject)
+    yield misreading_candidates(subject, first)
     steps_in_use = used_steps(subject, first)
     yield mutant_candidates(subject, first, steps_in_use, of_operation=True, without=without)
     yield factor_candidates(subject, first)

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from attnspec.conformance.harness import reading
 from attnspec.conformance.harness.backward import judge_gradients
@@ -23,6 +24,9 @@ from attnspec.spec.contract.operation import OPERATIONS, Operation
 
 DIAGNOSED_PAIRS = 2**16
 """Query–key pairs per batch element up to which all rows are compared with known defects."""
+
+DIAGNOSED_NUMBERS = 2**21
+"""Numbers in all arguments up to which calls with quantised operands are diagnosed whole."""
 
 DIAGNOSED_ROWS = 16
 """Number of rows compared with known defects in larger batch elements; a mask then replaces the causal flag."""
@@ -103,7 +107,10 @@ def _judge_results(record: Record, call: Part, rng: np.random.Generator, ensembl
                 right = expectations[leaf.path]
                 record.compare(part.results[leaf.path], right, part, subject.title_of(leaf), row, ordered)
         if record.where is not None:
-            record.diagnose = partial(diagnosis, subject, *record.where)
+            part, index, row = record.where
+            quantized = bool(call.arguments.quantized)
+            where = (call, part.place(index, row), row) if quantized else record.where
+            record.diagnose = partial(diagnosis, subject, *where)
         ensemble = Ensemble(subject, call.arguments, judged_parts)
         record.hidden = partial(hidden_defects, ensemble, together=ensembles)
         if not ensembles:
@@ -123,21 +130,30 @@ def _missing_results(operation: Operation) -> str:
 def diagnosis(subject: Subject, part: Part, index: tuple[int, ...], row: int | None) -> str:
     """Return a sentence on the known defect that has a wrong part's numbers; empty without one.
 
-    ``index`` is the place of the part's worst number, ``row`` the axis of rows, counted after the batch axes.
+    ``index`` is the place of the part's worst number, ``row`` the axis of rows, counted after the batch axes. Known
+    defects are compared on this number's batch element, or on all of them.
     """
     # Imported here because it loads all mutants, which right results never need.
     from attnspec.conformance.explaining.inquiry import diagnosis_of_result
     from attnspec.conformance.mutants.ignored import mutant_name, optional_of
 
-    element = index[: len(part.arguments.batch)]
-    judged_part = Part(part.arguments.element(element), {path: x[element] for path, x in part.results.items()}, ())
+    batch_axes = len(part.arguments.batch)
+    numbers = sum(x.size for _, x in part.arguments.leaf_arrays)
+    # The scale of another head shows only in a call with several.
+    if part.arguments.quantized and numbers <= DIAGNOSED_NUMBERS:
+        judged_part = Part(part.arguments, part.results, ())
+    else:
+        element = index[:batch_axes]
+        judged_part = Part(part.arguments.element(element), {path: x[element] for path, x in part.results.items()}, ())
     large = pairs(judged_part.arguments) > DIAGNOSED_PAIRS
     rows = rows_to_judge(subject, judged_part.arguments, DIAGNOSED_ROWS, np.random.default_rng(0)) if large else None
     if rows is not None:
-        worst = [] if row is None else [index[len(element) + row]]
+        worst = [] if row is None else [index[batch_axes + row]]
         judged_part = with_rows(subject, judged_part, np.unique([*rows, *worst]))
     passed_arguments = part.arguments.passed
     # A mask that spells out a causal flag was not passed by the caller.
     absent = {mutant_name(name) for name in optional_of(subject.operation) if passed_arguments.get(name) is None}
-    defect = diagnosis_of_result(subject, judged_part.arguments, judged_part.results, without=absent)
+    # Threads would wait for each other in matrices this small, and use up the time of the diagnosis.
+    with threadpool_limits(1, "blas"):
+        defect = diagnosis_of_result(subject, judged_part.arguments, judged_part.results, without=absent)
     return "" if defect is None else defect.sentence

@@ -32,9 +32,6 @@ from attnspec.spec.contract.tree import (
     pair_leaves,
 )
 
-QUANTIZED = "dtypes of quantised operands"
-"""Key of the arguments' memo: by path, the dtype that a quantised operand stands for."""
-
 
 def operation_named(name: str, who: str) -> Operation:
     """Return the operation of this name; ``ValueError`` if unknown, ``TypeError`` if not a string."""
@@ -70,15 +67,15 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
     except StructureError as error:
         raise TypeError(f"{operation.name}: {error}") from None
 
-    quantized: dict[str, str] = {}
+    quantized: dict[str, Quantized] = {}
 
     def convert(path: str, x: Any) -> Any:
         node = node_and_value[path][0] if path in node_and_value else None
         if isinstance(node, Option):
             return option(operation, node, x)
         if isinstance(node, Leaf) and isinstance(x, Quantized):
-            quantized[path] = x.dtype
-            return _dequantized(node, x, f"{operation.name}: {path}")
+            quantized[path] = _in_numpy(node, x, f"{operation.name}: {path}")
+            return exact_values(quantized[path], f"{operation.name}: {path}")
         if isinstance(node, Leaf) and not (x is None and node.optional):
             return _array(node, x, f"{operation.name}: {path}")
         return x
@@ -87,19 +84,19 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
     arrays = {name: convert(name, x) if name in choices else map_tree(x, convert, name) for name, x in values.items()}
     bind(operation, arrays)
     arguments = Arguments(operation, arrays)
-    arguments.memo[QUANTIZED] = quantized
+    arguments.quantized = quantized
     return arguments
 
 
-def _dequantized(leaf: Leaf, operand: Quantized, title: str) -> Numbers:
-    """Return a quantised operand's values; ``TypeError`` if the leaf holds no floats."""
+def _in_numpy(leaf: Leaf, operand: Quantized, title: str) -> Quantized:
+    """Return a quantised operand of NumPy arrays; ``TypeError`` if the leaf holds no floats."""
     if leaf.kind is not Kind.FLOAT:
         raise TypeError(f"{title}: expected {KINDS[leaf.kind][0]}; got Quantized")
     if operand.dtype not in DEFAULTS:
         raise ValueError(f"{title}: dtype: expected one of {', '.join(DEFAULTS)}; got {operand.dtype!r}")
     codes, scales = read(operand.codes, f"{title}: codes"), read(operand.scales, f"{title}: scales")
     of_all = None if operand.global_scale is None else read(operand.global_scale, f"{title}: global_scale")
-    return exact_values(Quantized(codes, scales, of_all), title)
+    return Quantized(codes, scales, of_all, operand.dtype)
 
 
 def without_results(operation: Operation, output: Any) -> Operation:
@@ -243,9 +240,9 @@ def in_one_dtype(operation: Operation, arguments: Arguments, outputs: Results | 
     one that quantised operands stand for. Beside 16-bit arrays, arrays added to scores, such as a bias, may be float32.
     Errors: ``TypeError`` for any other mixture.
     """
-    quantized: Mapping[str, str] = arguments.memo.get(QUANTIZED, {})
+    quantized = arguments.quantized
     dtypes = {leaf.path: str(x.dtype.name) for leaf, x in arguments.floats if leaf.path not in quantized}
-    of_result = next(iter(quantized.values()), "float32")
+    of_result = next((x.dtype for x in quantized.values()), "float32")
     of_result = str(outputs[operation.leading.path].dtype.name) if outputs else of_result
     narrow = {path for path, dtype in dtypes.items() if dtype in EIGHT_BITS}
     if narrow and narrow >= dtypes.keys() - operation.parts.keys():

@@ -12,8 +12,10 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from attnspec.conformance.inputs.quantization import element_of, exact_values
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.quantized import Quantized
 from attnspec.spec.contract.shapes import Binding, bind
 from attnspec.spec.contract.tree import (
     Branch,
@@ -37,11 +39,13 @@ class Arguments(Mapping[str, Any]):
     """The arguments of an operation: arrays and options by path.
 
     Arrays are never written to; changes make copies. ``values`` maps argument names to trees; a missing argument takes
-    its default or is None. ``memo`` caches results, so that laws share one call and one oracle.
+    its default or is None. ``memo`` caches results, so that laws share one call and one oracle. ``quantized`` holds the
+    operands that are passed as codes and scales, by path; the arrays at these paths are their exact values.
     """
 
     def __init__(self, operation: Operation, values: Mapping[str, Any]) -> None:
         self.operation = operation
+        self.quantized: Mapping[str, Quantized] = {}
         template = {name: values.get(name, operation.defaults.get(name)) for name in operation.call.names}
         if unknown := set(values) - set(template):
             raise KeyError(f"{operation.name} takes no {', '.join(sorted(unknown))}")
@@ -57,6 +61,7 @@ class Arguments(Mapping[str, Any]):
         copy = object.__new__(Arguments)
         copy.operation, copy.leaves, copy._rebuilders = self.operation, self.leaves, self._rebuilders
         copy._flat = {**self._flat, **changes}
+        copy.quantized = {path: x for path, x in self.quantized.items() if path not in changes}
         copy.memo = {}
         return copy
 
@@ -173,6 +178,12 @@ class Arguments(Mapping[str, Any]):
             raise KeyError(f"{self.operation.name} takes no {', '.join(sorted(unknown))}")
         return self._copy(changes)
 
+    def with_quantized(self, operands: Mapping[str, Quantized]) -> "Arguments":
+        """A copy with these operands, of NumPy arrays, passed as codes and scales."""
+        copy = self._copy({path: exact_values(x, f"{self.operation.name}: {path}") for path, x in operands.items()})
+        copy.quantized = {**copy.quantized, **operands}
+        return copy
+
     def with_mask(self, mask: Numbers | None, keys: str | None = None) -> "Arguments":
         """A copy with this mask, or without one; ``keys`` defaults to the attended keys."""
         return self._copy({self.operation.masks[keys or self.operation.key_size or ""].path: mask})
@@ -218,7 +229,9 @@ class Arguments(Mapping[str, Any]):
 
     def element(self, index: tuple[int, ...]) -> "Arguments":
         """One element of the batch."""
-        return self._copy({leaf.path: element(x, len(leaf.core), index) for leaf, x in self.batched})
+        copy = self._copy({leaf.path: element(x, len(leaf.core), index) for leaf, x in self.batched})
+        operands = {path: element_of(x, len(self.leaves[path].core), index) for path, x in self.quantized.items()}
+        return copy.with_quantized(operands) if operands else copy
 
 
 def _rebuilder(value: Any, path: str) -> Callable[[Callable[[str], Any]], Any]:

@@ -1,6 +1,7 @@
 """Exact values of quantised operands, and quantisation of arrays to every declared format."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -66,13 +67,29 @@ def _spread(scales: Numbers, shape: tuple[int, ...], title: str) -> Numbers:
     return spread
 
 
-def quantize(x: Numbers, form: OperandFormat, token_axis: int | None, dtype: str) -> Quantized:
+def element_of(operand: Quantized, core: int, index: tuple[int, ...]) -> Quantized:
+    """Return one batch element of an operand of NumPy arrays; ``core`` counts the dimensions behind the batch.
+
+    Batch dimensions may be absent or of size 1, as in broadcasting.
+    """
+    codes = operand.codes
+    scales = operand.scales.reshape((1,) * (codes.ndim - operand.scales.ndim) + operand.scales.shape)
+    batch = codes.shape[: codes.ndim - core]
+    places = [0 if size == 1 else i for size, i in zip(batch, index[len(index) - len(batch) :], strict=True)]
+    blocks = [i * count // size for i, count, size in zip(places, scales.shape, batch, strict=False)]
+    return replace(operand, codes=np.asarray(codes[tuple(places)]), scales=np.asarray(scales[tuple(blocks)]))
+
+
+def quantize(
+    x: Numbers, form: OperandFormat, token_axis: int | None, dtype: str, page_axis: int | None = None
+) -> Quantized:
     """Return an array's nearest codes, with scales by the largest number of each block.
 
     Scales of 8 bits may clip this number, as the formats' own recipes do. ``token_axis`` is negative, None for
-    a vector; the last axis has the channels. ``dtype`` is the one that the operand stands for.
+    a vector; the last axis has the channels. Tokens may be spread over a ``page_axis``, also negative. ``dtype`` is the
+    one that the operand stands for.
     """
-    blocks = _block_counts(x.shape, form, token_axis)
+    blocks = _block_counts(x.shape, form, token_axis, page_axis)
     largest = np.abs(_in_blocks(x.astype(np.float64), blocks)).max(tuple(range(1, 2 * x.ndim, 2)), initial=0.0)
     top = 127.0 if form.codes == "int8" else _largest(form.codes)
     largest = np.where(largest > 0, largest, 1.0)
@@ -94,9 +111,13 @@ def _largest(name: str) -> float:
     return float(finfo(_dtype(name)).max)
 
 
-def _block_counts(shape: tuple[int, ...], form: OperandFormat, token_axis: int | None) -> tuple[int, ...]:
-    """Number of blocks along every axis."""
+def _block_counts(
+    shape: tuple[int, ...], form: OperandFormat, token_axis: int | None, page_axis: int | None
+) -> tuple[int, ...]:
+    """Number of blocks along every axis; a scale for all tokens is one for all pages."""
     counts = list(shape) if form.by_head else [1] * len(shape)
+    if page_axis is not None and form.tokens is None:
+        counts[page_axis] = 1
     for axis, block in ((token_axis, form.tokens), (-1, form.channels)):
         if axis is not None:
             counts[axis] = 1 if block is None else shape[axis] // block
@@ -122,12 +143,14 @@ def _scales(largest: Numbers, top: float, form: OperandFormat) -> tuple[Numbers,
     return (largest / top).astype(_dtype(form.scales)), None
 
 
-def varied(x: Numbers, form: OperandFormat, token_axis: int | None, rng: np.random.Generator) -> Numbers:
+def varied(
+    x: Numbers, form: OperandFormat, token_axis: int | None, rng: np.random.Generator, page_axis: int | None = None
+) -> Numbers:
     """Multiply every block by a factor between 1/4 and 4, then restore the mean square.
 
     With such numbers, a scale of another block shows.
     """
-    counts = _block_counts(x.shape, form, token_axis)
+    counts = _block_counts(x.shape, form, token_axis, page_axis)
     factors = np.exp2(rng.uniform(-2, 2, counts))
     changed = x * _spread(factors, x.shape, form.name)
     size = float(np.sqrt((x**2).mean() / (changed**2).mean())) if prod(x.shape) else 1.0

@@ -28,6 +28,7 @@ from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.precision import DEFAULTS, Precision
+from attnspec.spec.contract.quantized import Quantized
 from attnspec.spec.contract.semantics import QUESTIONS, Semantics, choices_of_formula
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import Kind, Leaf, Option, StructureError, as_tuple, build_tree
@@ -154,6 +155,8 @@ class Subject(Comparisons):
     def convert(self, x: Any) -> Any:
         """A new backend array in C order, so that equal shapes have equal strides."""
         function = getattr(self.backend, "from_numpy", None)
+        if isinstance(x, Quantized):
+            return Quantized(*map(self.convert, (x.codes, x.scales, x.global_scale)), x.dtype)
         if not isinstance(x, np.ndarray):
             return x
         x = np.array(x, order="C")
@@ -186,7 +189,7 @@ class Subject(Comparisons):
         """Non-default arguments as trees of backend arrays; ``OutsideDeclaration`` for excluded calls."""
         demand_declared(self.limits, self.semantics, arguments, allow_refusal=allow_refusal)
         self.passed = arguments
-        return arguments.passed_as(lambda path: self.convert(arguments[path]))
+        return arguments.passed_as(lambda path: self.convert(arguments.quantized.get(path, arguments[path])))
 
     def invoke(self, inputs: Mapping[str, Any], *, threaded: bool = False) -> Any:
         """Call the operation with backend arrays, in a new thread if ``threaded``; exceptions propagate."""

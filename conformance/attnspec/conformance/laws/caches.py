@@ -77,7 +77,9 @@ def packed_equals_separate(subject: Subject, arguments: Arguments, rng: np.rando
     return True
 
 
-def _sample_paged(subject: Subject, rng: np.random.Generator) -> Arguments:
+def sample_paged(
+    subject: Subject, rng: np.random.Generator, *, queries: int = 3, rows_of_page: int = 64, features: int = 4
+) -> Arguments:
     """Two batch elements with three of six pages each; they share one page.
 
     One uses 2½ pages, one a page and a row. Pages of 64 rows give positions that a signed byte cannot hold.
@@ -85,9 +87,9 @@ def _sample_paged(subject: Subject, rng: np.random.Generator) -> Arguments:
     operation = subject.operation
     ((table, pages),), ((lengths, rows),) = operation.indices.items(), operation.lengths.items()
     blocks, page = rows.split("*")  # the largest length is "blocks*page": pages per element, rows per page
-    height = subject.allowed_size(page, 64)
+    height = subject.allowed_size(page, rows_of_page)
     sizes = {pages: 6, blocks: 3, page: height, **grouped_head_sizes(2, 2, operation)}
-    sampled = sample(subject, rng, (2,), queries=3, sizes=sizes)
+    sampled = sample(subject, rng, (2,), queries=queries, features=features, sizes=sizes)
     order = rng.permutation(6)
     return sampled.replaced({table: order[[[0, 1, 2], [1, 3, 4]]], lengths: np.array([5 * height // 2, height + 1])})
 
@@ -101,7 +103,7 @@ def _table_and_lengths(arguments: Arguments) -> tuple[str, str, Numbers, Numbers
 @checks(law.PAGED_EQUALS_CONTIGUOUS, once=True)
 def unused_pages(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Store NaN, infinity and 1e4 in cache rows that no batch element uses."""
-    paged = _sample_paged(subject, rng)
+    paged = sample_paged(subject, rng)
     _, _, tables, lengths = _table_and_lengths(paged)
     caches = operands(subject.operation)[1:]
     used = np.zeros((*paged.array(caches[0].path).shape[:1], paged.array(caches[0].path).shape[-2]), bool)
@@ -127,7 +129,7 @@ def paged_equals_contiguous(subject: Subject, arguments: Arguments, rng: np.rand
         return False
     if other.semantics.logarithms != subject.semantics.logarithms:
         return False
-    sampled = _sample_paged(subject, rng)
+    sampled = sample_paged(subject, rng)
     _, _, table, used_rows = _table_and_lengths(sampled)
     lengths = used_rows[:, None, None]
     query, *caches = operands(subject.operation)

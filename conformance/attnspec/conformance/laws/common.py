@@ -360,6 +360,7 @@ def demand_refusal(
         broken = arguments.replaced({path: outside})
         result = subject.result_or_raised(subject.converted(broken))
         if not isinstance(result, Raised):
+            subject.observed["rejection"] = "unchecked"
             raise Violation(
                 f"{name} outside 0..{most} was accepted; expected an exception",
                 reason=Reason.ACCEPTED,

@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
-from attnspec.conformance.inputs.quantization import exact_values, quantize, varied
+from attnspec.conformance.inputs.quantization import quantize, varied
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import OutsideDeclaration
+from attnspec.conformance.laws.caches import sample_paged
 from attnspec.conformance.laws.common import sample, wide
 from attnspec.conformance.laws.ensembles import demand_unbiased
 from attnspec.spec.contract.axes import Axis, Role
@@ -54,20 +54,14 @@ def _demand_exact(
 ) -> None:
     rows = max(SIZE, *(2 * (form.tokens or 1) for form in by_path.values()))
     columns = max(SIZE, *(2 * (form.channels or 1) for form in by_path.values()))
-    sampled = sample(subject, rng, (2,), queries=rows, keys=rows, features=columns, heads=2)
+    if subject.operation.sizes_of(Axis.PAGE):
+        sampled = sample_paged(subject, rng, queries=SIZE, rows_of_page=rows, features=columns)
+    else:
+        sampled = sample(subject, rng, (2,), queries=rows, keys=rows, features=columns, heads=2)
     if causal:
         sampled = sampled.under_causal()
     quantized = {path: _quantized(subject, sampled, path, form, rng) for path, form in by_path.items()}
-    exact = sampled.replaced({path: exact_values(x, path) for path, x in quantized.items()})
-
-    def converted(path: str) -> Any:
-        if path not in quantized:
-            return subject.convert(exact[path])
-        x = quantized[path]
-        of_all = None if x.global_scale is None else subject.convert(x.global_scale)
-        return Quantized(subject.convert(x.codes), subject.convert(x.scales), of_all, x.dtype)
-
-    exact.memo["results"] = subject.fresh_results(exact, exact.passed_as(converted))
+    exact = sampled.with_quantized(quantized)
     prefix = f"with {_named(by_path)},"
     subject.follows_formula(exact, prefix)
     # Rows with few keys round alike: codes have few values.
@@ -85,11 +79,11 @@ def _quantized(
 ) -> Quantized:
     """An argument in a format; ``OutsideDeclaration`` if the backend's sizes are no multiples of its blocks."""
     leaf, x = arguments.leaves[path], arguments.array(path).astype(np.float64)
-    axis = _token_axis(leaf, subject.operation)
+    axis, page_axis = _token_axis(leaf, subject.operation), _page_axis(leaf, subject.operation)
     for each, block in ((axis, form.tokens), (-1, form.channels)):
         if each is not None and block is not None and x.shape[each] % block:
             raise OutsideDeclaration(f"limits: no allowed size is a multiple of {block}, the block of {form.name}")
-    return quantize(varied(x, form, axis, rng), form, axis, subject.dtype)
+    return quantize(varied(x, form, axis, rng, page_axis), form, axis, subject.dtype, page_axis)
 
 
 def _token_axis(leaf: Leaf, operation: Operation) -> int | None:
@@ -100,6 +94,12 @@ def _token_axis(leaf: Leaf, operation: Operation) -> int | None:
         if any(operation.axis(s) & Axis.POSITION for s in d.sizes)
     ]
     return axes[0] if axes else -2 if len(leaf.core) > 1 else None
+
+
+def _page_axis(leaf: Leaf, operation: Operation) -> int | None:
+    """The axis of the pages of a cache, counted from the end; None for other arrays."""
+    pages = [size for size in operation.indices.values() if operation.axis(size) & Axis.PAGE]
+    return next((axis for size in pages for axis in leaf.axes(size)), None)
 
 
 def _demand_gain(subject: Subject, arguments: Arguments, prefix: str) -> None:

@@ -15,11 +15,11 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Library, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.registry import Mutant, mutant
-from attnspec.conformance.mutants.roles import Arguments, at, changed, key, value
+from attnspec.conformance.mutants.roles import Arguments, at, caches, changed, key, query, value
 from attnspec.spec.attention import ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.quantized import Quantized
-from attnspec.spec.kernels import GroupedQueryAttention
+from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention
 
 EXACT = ("quantization.operands-are-exact",)
 
@@ -87,17 +87,141 @@ def inverse_scales(correct: Library, operand: Quantized) -> Numbers:
     return np.float32(1) / Library.scale_values(correct, operand)
 
 
-@_mutant("scale of the block before", "mxfp8", replaces="scale_values", source="an index of blocks that is one too low")
+@_mutant(
+    "scale of the head before",
+    "e4m3-per-head",
+    operations=(GroupedQueryAttention,),
+    replaces="scale_values",
+    source="an index of heads that is one too low",
+)
+def previous_head(correct: Library, operand: Quantized) -> Numbers:
+    """Each head or batch element gets the scales of the one before."""
+    scales = Library.scale_values(correct, operand)
+    return np.roll(scales, 1, -3) if scales.ndim > 2 else scales
+
+
+@_mutant(
+    "scale of the first head in every head",
+    "e4m3-per-head",
+    operations=(GroupedQueryAttention, PagedAttention),
+    replaces="scale_values",
+    source="scales without a stride of heads",
+)
+def first_head(correct: Library, operand: Quantized) -> Numbers:
+    """All heads or batch elements get the scales of the first one."""
+    scales = Library.scale_values(correct, operand)
+    return np.broadcast_to(scales[..., :1, :, :], scales.shape) if scales.ndim > 2 else scales
+
+
+@_mutant(
+    "scale of the block before",
+    "mxfp8",
+    operations=(ScaledDotProductAttention, PagedAttention),
+    replaces="scale_values",
+    source="an index of blocks that is one too low",
+)
 def previous_block(correct: Library, operand: Quantized) -> Numbers:
-    """Each block gets the scale of the one before, the first that of the last."""
-    return np.roll(Library.scale_values(correct, operand), 1, -1)
+    """Each block gets the scale of the one before."""
+    scales = Library.scale_values(correct, operand)
+    return np.roll(scales, 1, _axis_of_blocks(scales))
+
+
+@_mutant(
+    "scale of the next block",
+    "e4m3-per-32-channels",
+    replaces="scale_values",
+    source="an index of blocks that is one too high",
+)
+def next_block(correct: Library, operand: Quantized) -> Numbers:
+    """Each block gets the scale of the next one."""
+    scales = Library.scale_values(correct, operand)
+    return np.roll(scales, -1, _axis_of_blocks(scales))
 
 
 @_mutant("scale of the first block in every block", "nvfp4", replaces="scale_values", source="a pointer that stays")
 def first_block(correct: Library, operand: Quantized) -> Numbers:
-    """All blocks of a row get the scale of the first one."""
+    """All blocks get the scale of the first one in their row, column or head."""
     scales = Library.scale_values(correct, operand)
-    return np.broadcast_to(scales[..., :1], scales.shape)
+    first = np.take(scales, [0], _axis_of_blocks(scales))
+    return np.broadcast_to(first, scales.shape)
+
+
+def _axis_of_blocks(scales: Numbers) -> int:
+    """The last axis along which scales differ; the last of all if there is one scale."""
+    return max((axis for axis, count in enumerate(scales.shape) if count > 1), default=-1)
+
+
+@_mutant(
+    "scales of key heads read by the query head",
+    {"key": "e4m3-per-head", "value": "e4m3-per-head"},
+    operations=(GroupedQueryAttention,),
+    replaces="prepare",
+    source="one index of heads for queries and for scales of keys",
+)
+def by_query_head(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
+    """Query head r gets the scales at place r, not those of its key head."""
+    heads = at(arguments, query(operation)).shape[-3]
+
+    def repeated(x: Any) -> Any:
+        if not isinstance(x, Quantized) or x.codes.ndim < 3:
+            return x
+        own = np.broadcast_to(x.scales, (*x.codes.shape[:-2], *x.scales.shape[-2:]))
+        codes, group = x.codes, heads // x.codes.shape[-3]
+        first = np.arange(own[..., 0, 0].size).reshape(own.shape[:-2])[..., :1]
+        places = np.minimum(first + np.arange(heads), own[..., 0, 0].size - 1)
+        scales = own.reshape(-1, *own.shape[-2:])[places]
+        return replace(x, codes=np.repeat(codes, group, -3), scales=scales)
+
+    changes = {path: repeated(at(arguments, path)) for path in (key(operation), value(operation))}
+    # All key heads are repeated, so that each query head has one of its own.
+    return _with_equal_heads(Library.prepare(correct, operation, changed(arguments, changes)), operation, heads)
+
+
+def _with_equal_heads(prepared: Arguments, operation: Operation, heads: int) -> dict[str, Any]:
+    """The arguments with as many key heads as query heads."""
+    arrays = {path: at(prepared, path) for path in (key(operation), value(operation))}
+    return changed(prepared, {path: np.repeat(x, heads // x.shape[-3], -3) for path, x in arrays.items()})
+
+
+@_mutant(
+    "scales of pages read without the block table",
+    {"key_pages": "int8-per-token", "value_pages": "int8-per-token"},
+    operations=(PagedAttention,),
+    replaces="prepare",
+    source="scales beside a cache, found by the number of the block in its sequence",
+)
+def untranslated_pages(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
+    """Block j gets the scales of page j, not those of its page."""
+    (table_path,) = operation.indices
+    table = at(arguments, table_path)
+    blocks = np.broadcast_to(np.arange(table.shape[-1]), table.shape).ravel()
+
+    def in_order_of_blocks(x: Any) -> Any:
+        if not isinstance(x, Quantized):
+            return x[table.ravel()]
+        return replace(x, codes=x.codes[table.ravel()], scales=x.scales[blocks % len(x.scales)])
+
+    changes = {leaf.path: in_order_of_blocks(at(arguments, leaf.path)) for leaf in caches(operation)}
+    changes[table_path] = np.arange(table.size).reshape(table.shape)
+    return Library.prepare(correct, operation, changed(arguments, changes))
+
+
+@_mutant(
+    "scales of keys and values exchanged",
+    {"key": "e4m3-per-head", "value": "e4m3-per-head"},
+    replaces="prepare",
+    source="two scales of the same shape, passed in the other order",
+)
+def exchanged_scales(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
+    """Keys get the scales of values, and values those of keys."""
+    keys, values = (at(arguments, path(operation)) for path in (key, value))
+    if not (isinstance(keys, Quantized) and isinstance(values, Quantized) and keys.scales.shape == values.scales.shape):
+        return Library.prepare(correct, operation, arguments)
+    exchanged = {
+        key(operation): replace(keys, scales=values.scales),
+        value(operation): replace(values, scales=keys.scales),
+    }
+    return Library.prepare(correct, operation, changed(arguments, exchanged))
 
 
 @_mutant(
@@ -148,6 +272,13 @@ def no_global_scale(correct: Library, operand: Quantized) -> Numbers:
 def wrong_bias(correct: Library, operand: Quantized) -> Numbers:
     """All scales are half as large."""
     return Library.scale_values(correct, operand) / 2
+
+
+@_mutant("exponents read as scales", "mxfp8", replaces="scale_values", source="E8M0 stored as unsigned integers")
+def exponents(correct: Library, operand: Quantized) -> Numbers:
+    """Scales are their biased exponents, not powers of 2."""
+    scales = Library.scale_values(correct, operand)
+    return (np.log2(scales) + 127).astype(np.float32)
 
 
 @_mutant(

@@ -52,6 +52,11 @@ def value(operation: Operation) -> str:
     return operation.attended[-1].path
 
 
+def caches(operation: Operation) -> list[Leaf]:
+    """Arrays of keys and of values that are stored in pages."""
+    return [x for x in operation.floats if any(size in x.sizes for size in operation.indices.values())]
+
+
 def key_lengths(operation: Operation) -> str:
     """Path of the key lengths; empty if the operation has none."""
     return next(iter(operation.lengths), "")

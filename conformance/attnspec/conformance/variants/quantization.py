@@ -13,7 +13,7 @@ from attnspec.conformance.variants.registry import variant
 from attnspec.spec.attention import ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.quantized import Quantized
-from attnspec.spec.kernels import GroupedQueryAttention, VariableLengthAttention
+from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention, VariableLengthAttention
 
 FORMATS = (
     "e4m3-per-tensor", "e5m2-per-head", "int8-per-token", "e4m3-per-channel", "int8-per-64-tokens",
@@ -30,6 +30,17 @@ FORMATS = (
 )
 class Dequantized(Library):
     """Codes times scales are rounded to float32, then computed with as float32."""
+
+
+@variant(
+    "quantised pages dequantised to float32",
+    operations=(PagedAttention,),
+    dtypes=("float32", "bfloat16"),
+    operand_formats=(*FORMATS, {"key_pages": "int8-per-token", "value_pages": "e4m3-per-channel"}),
+    differentiable=False,
+)
+class DequantizedPages(Library):
+    """Codes times scales in pages are rounded to float32 before anything else."""
 
 
 @variant(
