@@ -11,14 +11,17 @@ from typing import Self
 import numpy as np
 
 from attnspec.reference.budget.numbers import Numbers, Softmax, as_double
-from attnspec.reference.budget.softmax import EQUAL
+from attnspec.reference.budget.softmax import EQUAL, equal_sum
 from attnspec.reference.budget.statistical import Statistical
 
 BLOCKS = 64
 """Number of partial sums that stand for all of a longer sum."""
 
-LANES = 8
-"""Number of partial results of a kernel with vector instructions; each adds every eighth term."""
+LANES = 2, 4, 8, 16, 32
+"""Numbers of partial results of kernels with vector instructions or warps; of eight, each adds every eighth term."""
+
+BLOCKS_PER_LANE = 8
+"""Least number of partial sums that stand for those of a lane."""
 
 PATTERN = 2.0
 """Multiple of the usual variance from which terms of a sum have a pattern.
@@ -51,13 +54,16 @@ class Ordered(Statistical):
         from_the_end = ((count, as_double(value) - partial) for count, partial in _partial_sums(left, right))
         equal, bound = _equal_terms(left, right, u), np.zeros(value.shape)
         variance = usual
-        for partial_sums in (_partial_sums(left, right), from_the_end, _partial_sums_of_lanes(left, right)):
+        lanes = (_partial_sums_of_lanes(left, right, count) for count in LANES)
+        for partial_sums in (_partial_sums(left, right), from_the_end, *lanes):
             total, sum_of_squares, largest = _moments(partial_sums)
             # A partial sum S has a rounding of at most u S, with variance (u S)²/3.
             independent = u**2 / 3 * sum_of_squares
             variance = np.maximum(variance, independent)
             # Terms that have a pattern, such as a ramp, may leave remainders that have one, too: all of one sign.
-            bound = np.maximum(bound, np.where(independent > PATTERN * usual, total, equal * largest))
+            # No sum errs by more than u Σ |S|, whatever its terms.
+            aligned = np.where(independent > PATTERN * usual, total, np.minimum(equal * largest, total))
+            bound = np.maximum(bound, aligned)
         result: Numbers = variance + (EQUAL * u * bound) ** 2
         return result
 
@@ -99,19 +105,19 @@ def _rows(right: Numbers, rows: slice) -> Numbers:
     return right[rows] if right.ndim < 2 else right[..., rows, :]
 
 
-def _partial_sums(left: Numbers, right: Numbers) -> Iterator[tuple[int, Numbers]]:
+def _partial_sums(left: Numbers, right: Numbers, blocks: int = BLOCKS) -> Iterator[tuple[int, Numbers]]:
     """Yield partial sums of left @ right, each with the number it represents."""
     terms, partial = left.shape[-1], np.zeros(())
-    size = max(-(-terms // BLOCKS), 1)
+    size = max(-(-terms // blocks), 1)
     for start in range(0, terms, size):
         block = slice(start, start + size)
         partial = partial + left[..., block] @ _rows(right, block)
         yield min(size, terms - start), partial
 
 
-def _partial_sums_of_lanes(left: Numbers, right: Numbers) -> Iterator[tuple[int, Numbers]]:
-    for lane in (slice(i, None, LANES) for i in range(LANES)):
-        yield from _partial_sums(left[..., lane], _rows(right, lane))
+def _partial_sums_of_lanes(left: Numbers, right: Numbers, count: int) -> Iterator[tuple[int, Numbers]]:
+    for lane in (slice(i, None, count) for i in range(min(count, left.shape[-1]))):
+        yield from _partial_sums(left[..., lane], _rows(right, lane), max(BLOCKS // count, BLOCKS_PER_LANE))
 
 
 def _moments(partial_sums: Iterable[tuple[int, Numbers]]) -> tuple[Numbers, Numbers, Numbers]:
@@ -125,10 +131,10 @@ def _moments(partial_sums: Iterable[tuple[int, Numbers]]) -> tuple[Numbers, Numb
 
 
 def _equal_terms(left: Numbers, right: Numbers, u: float) -> Numbers:
-    """Number of nearly equal terms of left @ right; zeros do not count.
+    """Largest error that equal terms of left @ right cause, in units u of the largest partial sum.
 
-    Partial sums up to S lie on a grid of up to 2uS. Terms whose standard deviation exceeds half of it have remainders
-    that are evenly distributed, up to e^(−π²).
+    Zeros do not count. Partial sums up to S lie on a grid of up to 2uS. Terms whose standard deviation exceeds half of
+    it have remainders that are evenly distributed, up to e^(−π²).
     """
     count = (left != 0).astype(np.float64) @ (right != 0).astype(np.float64)
     mean = left @ right / np.maximum(count, 1)
@@ -136,7 +142,7 @@ def _equal_terms(left: Numbers, right: Numbers, u: float) -> Numbers:
     # Doubles cannot tell relative spreads below 2⁻²⁵ from 0.
     nearly_equal = spread <= np.maximum(u * count, 2.0**-25) ** 2 * mean**2
     columns = right if right.ndim < 2 else right.swapaxes(-1, -2)
-    return np.where(nearly_equal, count, min(_repeats_in_sample(left), _repeats_in_sample(columns)))
+    return np.where(nearly_equal, equal_sum(count), min(_repeats_in_sample(left), _repeats_in_sample(columns)))
 
 
 def _repeats_in_sample(x: Numbers, rows: int = 4) -> float:

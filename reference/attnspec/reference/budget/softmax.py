@@ -147,6 +147,16 @@ def _dtype_of_errors(weights: Numbers, precision: Precision) -> np.dtype[Any]:
     return np.dtype(np.float32 if large else np.float64)
 
 
+def equal_sum(terms: Numbers) -> Numbers:
+    """Largest error of a running sum of equal terms alone, in unit roundoffs of the sum.
+
+    The k-th partial sum kv is rounded by at most u 2^⌊log₂ kv⌋. These add up to at most 3/8 (n + 1) u nv: as much is
+    reached where nv is 4/3 of a power of two.
+    """
+    bound: Numbers = 3 / 8 * (terms + 1)
+    return bound
+
+
 def variance_of_sum(repeats: Numbers, keys: int, u: float) -> Numbers:
     """Variance of a row's sum of exponentials, relative to the sum; ``repeats`` of the ``keys`` terms are equal."""
     variance: Numbers = u**2 * (keys / 4 + (EQUAL * repeats) ** 2)
