@@ -69,11 +69,13 @@ class Ordered(Statistical):
 
     def _softmax(self, softmax: Softmax) -> Self:
         result = super()._softmax(softmax)
+        if not self.common_errors:
+            return result
         equal = np.where(softmax.attendable, np.round(as_double(softmax.shifted) / SAME_SCORE), np.nan)
         repeats = np.maximum(result.weights, _repeats(equal))
-        more = np.sqrt(repeats**2 - result.weights**2)
-        result.error = np.hypot(result.error, EQUAL * self.precision.accumulation * more * as_double(softmax.weights))
-        result.weights = repeats
+        more = (EQUAL * self.precision.accumulation) ** 2 * (repeats**2 - result.weights**2)
+        result.error = np.hypot(result.error, np.sqrt(more) * as_double(softmax.weights))
+        result.weights, result.common = repeats, result.common + more
         return result
 
     def _matmul(self, value: Numbers, a: Self, b: Self) -> Self:
