@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.reference.budget.error_array import MARGIN
-from attnspec.reference.budget.numbers import COMPARISONS, JOINS, MOVES, Numbers, Softmax, attendable_softmax
+from attnspec.reference.budget.numbers import COMPARISONS, JOINS, MOVES, Numbers, Softmax, as_double, attendable_softmax
 from attnspec.reference.budget.softmax import statistical_weights
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.reference.defining.duck_array import DuckArray
@@ -212,7 +212,8 @@ class Traced(DuckArray):
             shared = common * (inner.value**2).astype(np.float64)
             alpha = np.abs(weights.value).astype(np.float64)
             effective_keys = 1 / np.maximum((alpha**2).sum(-1, keepdims=True), 2.0**-60)
-            linear = alpha * np.sqrt((inner.error**2 + shared) * np.maximum(effective_keys, 1.0))
+            of_row = np.maximum(inner.error**2, g.of_row_sums) + shared
+            linear = alpha * np.sqrt(of_row * np.maximum(effective_keys, 1.0))
             back = summed * (g - inner._computed(inner.value, np.zeros(())))
             back = back._computed(back.value, np.sqrt(back.error**2 + linear**2))
             return [_unbroadcast(back, self.shape)]
@@ -311,7 +312,9 @@ def _matmul(result: Statistical, a: Statistical, b: Statistical) -> Backward:
             p = g.precision
             storage_variance = (0.6 * p.output * g.value * result.value) ** 2 + (p.output_smallest * g.value) ** 2
             storage_variance = storage_variance.sum(-1, keepdims=True)
-            left = left._computed(left.value, np.sqrt(left.error**2 + storage_variance.astype(np.float64)))
+            of_row_sums = (as_double(g.value) ** 2 * result.error**2).sum(-1, keepdims=True)
+            error = np.sqrt(left.error**2 + storage_variance.astype(np.float64))
+            left = left._computed(left.value, error, of_row_sums=of_row_sums)
         return [_unbroadcast(left, a.shape), _of_right(a, b, g)]
 
     return backward
