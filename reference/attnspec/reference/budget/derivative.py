@@ -196,9 +196,11 @@ class Traced(DuckArray):
         stored = units * p.accumulation * np.abs(self.result.value).max(-1, keepdims=True, initial=0.0)
         recomputed = (weights.value * stored).astype(np.float64) ** 2
         common, variance = weights.common, weights.error**2
-        weights = weights._computed(
-            weights.value, np.sqrt(variance + recomputed), weights=weights.weights, common=weights.common
-        )
+        if weights.common_errors:
+            of_sums = weights.variance_of_running_sums
+            common, variance = common + of_sums, variance + of_sums * as_double(weights.value) ** 2
+        error = np.sqrt(variance + recomputed)
+        weights = weights._computed(weights.value, error, weights=weights.weights, common=common)
         summed = weights
         if equal > 1 and weights.common_errors:
             # Equal weights have equal errors, which a sum over the keys adds linearly, not in quadrature.

@@ -97,10 +97,15 @@ class Ordered(Statistical):
         return result
 
     def _summed(self, value: Numbers, softmax: Softmax) -> Self:
-        result, alpha = super()._summed(value, softmax), as_double(softmax.weights)
-        times = [(alpha[..., x] * _later_maxima(alpha[..., x])).sum(-1) for x in _DIRECTIONS]
-        result.error = np.hypot(result.error, 2 * EQUAL * RESCALING * self.precision.accumulation * np.maximum(*times))
+        result = super()._summed(value, softmax)
+        variance = _variance_of_running_sums(as_double(softmax.weights), self.precision.accumulation)
+        result.error = np.sqrt(result.error**2 + variance[..., 0])
         return result
+
+    @property
+    def variance_of_running_sums(self) -> Numbers:
+        """Variance that a running maximum adds to the sums of exponentials of these weights, relative to the sums."""
+        return _variance_of_running_sums(as_double(self.value), self.precision.accumulation)
 
 
 def _rows(right: Numbers, rows: slice) -> Numbers:
@@ -222,6 +227,12 @@ def _later_maxima(weights: Numbers) -> Numbers:
     counted = np.cumsum(new, axis=-1)
     later: Numbers = counted[..., -1:] - counted
     return later
+
+
+def _variance_of_running_sums(weights: Numbers, u: float) -> Numbers:
+    times = [(weights[..., x] * _later_maxima(weights[..., x])).sum(-1, keepdims=True) for x in _DIRECTIONS]
+    variance: Numbers = (2 * EQUAL * RESCALING * u * np.maximum(*times)) ** 2
+    return variance
 
 
 def _squares_of_groups(weights: Numbers, values: Numbers, unit: float) -> Numbers:

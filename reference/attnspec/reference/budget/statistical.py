@@ -51,6 +51,11 @@ class Statistical(Approximate):
         return most.count
 
     @property
+    def variance_of_running_sums(self) -> Numbers | float:
+        """Variance that a running maximum adds to the sums of exponentials of these weights, relative to the sums."""
+        return 0.0
+
+    @property
     def own_terms(self) -> EqualTerms:
         """Equal numbers in a row of this array itself. Only `_matmul` counts them: it sums along rows."""
         if self._own_terms is None:
