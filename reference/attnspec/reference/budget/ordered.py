@@ -60,8 +60,8 @@ class Ordered(Statistical):
             # A partial sum S has a rounding of at most u S, with variance (u S)²/3.
             independent = u**2 / 3 * sums.squares
             variance = np.maximum(variance, independent)
-            # Terms that have a pattern, such as a ramp, may leave remainders that have one, too: all of one sign. No sum
-            # errs by more than u Σ |S|.
+            # Terms that have a pattern, such as a ramp, may leave remainders that have one, too: all of one sign. No
+            # sum errs by more than u Σ |S|.
             aligned = np.maximum(np.minimum(equal * sums.largest, sums.total), sums.smooth)
             aligned = np.where(alone, equal_sum(equal) * sums.largest, aligned)
             bound = np.maximum(bound, np.where(independent > PATTERN * usual, sums.total, aligned))
@@ -116,8 +116,8 @@ def _rows(right: Numbers, rows: slice) -> Numbers:
 class _Order:
     """Partial sums in one order: the sum of their magnitudes, that of their squares, and the largest magnitude.
 
-    Partial sums up to S lie on a grid of up to 2uS. Terms that change by equal steps may change by a multiple of it, and
-    terms below it are lost. ``smooth`` is the sum of the magnitudes to which such terms are added.
+    Partial sums up to S lie on a grid of up to 2uS. Terms that change by equal steps may change by a multiple of it,
+    and terms below it are lost. ``smooth`` is the sum of the magnitudes to which such terms are added.
     """
 
     def __init__(self, shape: tuple[int, ...], u: float) -> None:
