@@ -168,13 +168,14 @@ def _second_differences(left: Numbers, right: Numbers) -> Numbers | None:
     if terms < 3:
         return None
 
-    def products(first: int, second: int) -> Numbers:
+    def summed(first: int, second: int) -> Numbers:
         """Σ of products of terms so many places apart; of second differences there are two less than terms."""
         one, two = slice(first, first + terms - 2), slice(second, second + terms - 2)
-        return (left[..., one] * left[..., two]) @ (_rows(right, one) * _rows(right, two))
+        products: Numbers = (left[..., one] * left[..., two]) @ (_rows(right, one) * _rows(right, two))
+        return products
 
-    squares = products(0, 0) + 4 * products(1, 1) + products(2, 2)
-    bent = np.maximum(squares - 4 * (products(0, 1) + products(1, 2)) + 2 * products(0, 2), 0.0)
+    squares = summed(0, 0) + 4 * summed(1, 1) + summed(2, 2)
+    bent = np.maximum(squares - 4 * (summed(0, 1) + summed(1, 2)) + 2 * summed(0, 2), 0.0)
     # Doubles cannot tell smaller differences from 0.
     return np.asarray((bent + DOUBLE_ERROR**2 * squares) / (terms - 2))
 

@@ -173,7 +173,10 @@ def error_of_logarithm(softmax: Softmax, precision: Precision) -> Numbers:
 
 def _keys(softmax: Softmax) -> Numbers | int:
     """Number of attendable keys per row."""
-    return softmax.attendable.sum(-1, keepdims=True) if softmax.masked else softmax.attendable.shape[-1]
+    keys: Numbers | int = softmax.attendable.shape[-1]
+    if softmax.masked:
+        keys = softmax.attendable.sum(-1, keepdims=True)
+    return keys
 
 
 def statistical_sums(softmax: Softmax, errors: Numbers, precision: Precision) -> Numbers:
