@@ -314,7 +314,9 @@ def _matmul(result: Statistical, a: Statistical, b: Statistical) -> Backward:
             p = g.precision
             storage_variance = (0.6 * p.output * g.value * result.value) ** 2 + (p.output_smallest * g.value) ** 2
             storage_variance = storage_variance.sum(-1, keepdims=True)
-            of_row_sums = (as_double(g.value) ** 2 * result.error**2).sum(-1, keepdims=True)
+            # The errors of O belong to the row: no number of equal keys multiplies them.
+            errors = result.error if result.common_errors else np.zeros(result.shape)
+            of_row_sums = (as_double(g.value) ** 2 * errors**2).sum(-1, keepdims=True)
             error = np.sqrt(left.error**2 + storage_variance.astype(np.float64))
             left = left._computed(left.value, error, of_row_sums=of_row_sums)
         return [_unbroadcast(left, a.shape), _of_right(a, b, g)]
