@@ -158,6 +158,26 @@ def test_right_gradients_are_accepted(causal: bool, description: str) -> None:
 
 
 @pytest.mark.usefixtures("sizes_of_models")
+def test_gradients_that_sum_a_ramp_one_by_one_are_right() -> None:
+    """The partial sums of the gradients of values grow and cancel."""
+    rng = np.random.default_rng(0)
+    query, key = (rng.standard_normal((n, FEATURES)).astype(np.float32) for n in (3000, 24))
+    value = rng.standard_normal((24, FEATURES)).astype(np.float32)
+    query[:] = 0
+    cotangent = (np.linspace(-1, 1, 3000)[:, None] * rng.uniform(0.5, 2, FEATURES)).astype(np.float32)
+    cotangent[:, -1] = 1  # whose gradients are so large that the budgets of the others are judged
+    output = np.repeat(value.mean(0, keepdims=True, dtype=np.float64).astype(np.float32), 3000, 0)
+    weight = np.float32(1 / 24)
+    total = np.zeros(FEATURES, np.float32)
+    for row in cotangent:
+        total += weight * row
+    grads = {"value": np.repeat(total[None], 24, 0)}
+    assert judge(SDPA, output, query, key, value, gradients=grads, cotangent=cotangent)
+    grads["value"][:, 0] += np.float32(0.1)
+    assert not judge(SDPA, output, query, key, value, gradients=grads, cotangent=cotangent)
+
+
+@pytest.mark.usefixtures("sizes_of_models")
 def test_late_keys_of_every_element_are_judged_where_causal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampled_gradients, "MAX_PAIRS", ROWS**2 // 2)
     description = (

@@ -109,6 +109,48 @@ def test_a_mean_of_equal_numbers_is_within_its_budget() -> None:
         assert largest_ratio(got, judged(REFERENCE["average_pooling"], arguments, p, ordered=True)) <= 1
 
 
+@pytest.mark.parametrize("count", [256, 1024, 4096])
+def test_a_missing_one_of_equal_terms_exceeds_the_budget(count: int) -> None:
+    value = np.repeat(np.random.default_rng(0).uniform(0.5, 2, (1, 16)), count, 0).astype(np.float32)
+    oracle = judged(
+        REFERENCE["average_pooling"], {"value": value}, precision("average_pooling", "float32"), ordered=True
+    )
+    missing = (value[1:].sum(0, dtype=np.float64) / count).astype(np.float32)
+    assert (np.abs(missing - oracle.value) > 2 * oracle.budget).all()
+
+
+@pytest.mark.parametrize("period", [2, 4, 8, 16, 32])
+def test_sums_in_lanes_of_repeated_tokens_are_within_their_budget(period: int) -> None:
+    """Every lane adds one token alone, many times."""
+    p = precision("average_pooling", "float32")
+    for count in (256, 4096):
+        rng = np.random.default_rng([period, count])
+        value = rng.uniform(-1, 1, (period, 16)).astype(np.float32)[np.arange(count) % period]
+        oracle = judged(REFERENCE["average_pooling"], {"value": value}, p, ordered=True)
+        lanes = one_by_one(np.stack([one_by_one(value[i::period]) for i in range(period)]))
+        for total in (lanes, one_by_one(value), one_by_one(value[rng.permutation(count)])):
+            assert largest_ratio(total / np.float32(count), oracle) <= 1
+
+
+def test_a_positive_ramp_that_falls_by_steps_of_the_grid_is_within_its_budget() -> None:
+    """It falls by nearly 2⁻¹²: all remainders are alike."""
+    value, p = (
+        (np.linspace(0, 0.73213637, 3000)[::-1, None]).astype(np.float32),
+        precision("average_pooling", "float32"),
+    )
+    got = one_by_one(value) / np.float32(3000)
+    assert largest_ratio(got, judged(REFERENCE["average_pooling"], {"value": value}, p)) > 2
+    assert largest_ratio(got, judged(REFERENCE["average_pooling"], {"value": value}, p, ordered=True)) <= 1
+
+
+def test_terms_below_the_grid_of_a_large_sum_are_within_its_budget() -> None:
+    rng, p = np.random.default_rng(0), precision("average_pooling", "float32")
+    value = np.concatenate([np.repeat(rng.uniform(0.3, 0.5, 16)[None], 5000, 0), rng.uniform(0, 1e-4, (5000, 16))])
+    value = value.astype(np.float32)
+    got = one_by_one(value) / np.float32(10_000)
+    assert largest_ratio(got, judged(REFERENCE["average_pooling"], {"value": value}, p, ordered=True)) <= 1
+
+
 def test_a_gradient_summed_over_a_ramp_is_within_its_budget() -> None:
     operation, d = "dot_scores", 4096
     p, ratios = precision(operation, "float32"), []
@@ -229,3 +271,68 @@ def test_groups_of_equal_weights_and_values_are_within_their_budget(dtype: Any) 
         ordered.append(largest_ratio(got.astype(dtype), judged(REFERENCE[ATTENTION], arguments, p, ordered=True)))
     assert max(usual) > 1
     assert max(ordered) <= 1
+
+
+# Gradients ------------------------------------------------------------------------------------------------------------
+
+
+def attention_arrays(kind: str, queries: int, keys: int, rng: Any) -> dict[str, Array]:
+    """Query, key, value and cotangent."""
+    drawn = {name: rng.standard_normal((queries, 16)) for name in ("query", "cotangent")}
+    drawn |= {name: rng.standard_normal((keys, 16)) for name in ("key", "value")}
+    if kind == "queries of zero":
+        drawn["query"][:] = 0
+    elif kind == "two tokens":
+        drawn |= {name: drawn[name][np.arange(keys) % 2] for name in ("key", "value")}
+    elif kind == "positive keys":
+        drawn |= {name: np.abs(drawn[name]) for name in ("key", "value")}
+    elif kind == "a ramp of values":
+        drawn["value"] = np.linspace(-1, 1, keys)[:, None] * rng.uniform(0.5, 2, 16)
+    elif kind == "growing scores":
+        drawn["query"], drawn["key"] = np.zeros((queries, 16)), np.zeros((keys, 16))
+        drawn["query"][:, 0], drawn["key"][:, 0] = 4 * np.linspace(0.6, 1.7, queries), 1e-3 * np.arange(keys)
+    return {name: x.astype(np.float32) for name, x in drawn.items()}
+
+
+def product(left: Array, right: Array) -> Array:
+    return one_by_one(np.moveaxis(left[:, :, None] * right, 1, 0))
+
+
+def gradients_of_attention(query: Array, key: Array, value: Array, cotangent: Array) -> dict[str, Array]:
+    """Gradients as flash attention computes them, with all sums one by one."""
+    scale = np.float32(query.shape[-1] ** -0.5)
+    output, logarithms = online_attention(query, key, value)
+    weights = np.exp(product(query, key.T) * scale - logarithms[:, None])
+    of_sums = one_by_one((cotangent * output).T)[:, None]
+    of_scores = weights * (product(cotangent, value.T) - of_sums) * scale
+    return {
+        "query": product(of_scores, key),
+        "key": product(of_scores.T, query),
+        "value": product(weights.T, cotangent),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", ["random", "queries of zero", "two tokens", "positive keys", "a ramp of values", "growing scores"]
+)
+def test_gradients_with_sums_one_by_one_are_within_their_budget(kind: str) -> None:
+    p = precision(ATTENTION, "float32")
+    for seed in range(2):
+        for queries, keys in ((4, 2000), (60, 60)):
+            arrays = attention_arrays(kind, queries, keys, np.random.default_rng([seed, keys]))
+            got, cotangent = gradients_of_attention(**arrays), arrays.pop("cotangent")
+            wanted = gradients(REFERENCE[ATTENTION], arrays, cotangent, p, np.float64, ordered=True)
+            for path, (value, budget) in wanted.items():
+                assert (np.abs(got[path] - value) <= budget).all(), path
+
+
+@pytest.mark.parametrize(("keys", "least"), [(256, 1000), (4096, 30), (16_384, 5)])
+def test_a_dropped_key_of_a_uniform_row_exceeds_the_budget_of_the_gradient(keys: int, least: float) -> None:
+    arrays = attention_arrays("queries of zero", 2, keys, np.random.default_rng(0))
+    cotangent, key, value = arrays.pop("cotangent"), *(arrays[x][1:].astype(np.float64) for x in ("key", "value"))
+    expected, budget = gradients(
+        REFERENCE[ATTENTION], arrays, cotangent, precision(ATTENTION, "float32"), np.float64, ordered=True
+    )["query"]
+    of_weights = cotangent @ value.T
+    dropped = (of_weights - of_weights.mean(-1, keepdims=True)) @ key / 4 / (keys - 1)
+    assert (np.abs(dropped - expected) / budget).max() > least

@@ -1,7 +1,8 @@
 """Comparison of sampled gradients of dot-product attention, for calls too large to judge fully."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import starmap
 from math import prod
 from typing import NamedTuple, Self
@@ -68,8 +69,10 @@ class SampledGradients:
         with on_all_cores() as map_parts:
             expectations = list(map_parts(lambda job: self._expected(job[0], job[1], job[2], rows), jobs))
         for (part, part_gradients, keys), expected in zip(jobs, expectations, strict=True):
+            ordered = partial(self._expected, part, part_gradients, keys, rows, ordered=True)
             for path, right in expected.items():
-                self._compare(path, part_gradients[path], right, part, rows if path == self.query else keys.keys, rows)
+                positions = rows if path == self.query else keys.keys
+                self._compare(path, part_gradients[path], right, part, positions, rows, ordered)
         self.record.judged += self._summary(call, gradients, len(rows), chosen)
 
     def _chosen_keys(self, call: Part, gradients: Results, rng: np.random.Generator) -> list["_ChosenKeys"]:
@@ -105,7 +108,10 @@ class SampledGradients:
         pairs_per_element = pairs(arguments) // max(prod(arguments.batch), 1) // (2 if arguments.causal else 1)
         return max(MAX_PAIRS // (pairs_per_element * (DOUBLE_COST if self.subject.dtype == "float32" else 1)), 1)
 
-    def _expected(self, part: Part, gradients: Results, keys: "_ChosenKeys", rows: Numbers) -> dict[str, Expected]:
+    def _expected(
+        self, part: Part, gradients: Results, keys: "_ChosenKeys", rows: Numbers, *, ordered: bool = False
+    ) -> dict[str, Expected]:
+        """Right gradients by path; ``ordered`` ones have budgets that follow partial sums."""
         arguments, p = part.arguments, self.subject.precision
         query, key, value = (arguments.array(path) for path in (self.query, self.key, self.value))
         cotangent = part.results[self.subject.operation.leading.path]
@@ -115,10 +121,10 @@ class SampledGradients:
         if self.query in gradients:
             allowed = attendance.of_rows(rows)
             operands = (query[rows], key, value, cotangent[rows])
-            expected[self.query] = Expected(*query_gradients(operands, allowed, self.scores, p))
+            expected[self.query] = Expected(*query_gradients(operands, allowed, self.scores, p, ordered=ordered))
         if len(keys.keys):
             element = Element(query, key, value, cotangent, gradients[OUTPUT], attendance).from_row(keys.rows.start)
-            of_keys = starmap(Expected, gradients_at(keys.keys, element, self.scores, p))
+            of_keys = starmap(Expected, gradients_at(keys.keys, element, self.scores, p, ordered=ordered))
             expected |= {path: x for path, x in zip((self.key, self.value), of_keys, strict=True) if path in gradients}
         return expected
 
@@ -127,14 +133,28 @@ class SampledGradients:
         return (arguments.keys_count or 0) - (arguments.queries or 0) if self.subject.semantics.bottom_right else 0
 
     def _compare(
-        self, path: str, gradient: Numbers, expected: Expected, part: Part, positions: Numbers, rows: Numbers
+        self,
+        path: str,
+        gradient: Numbers,
+        expected: Expected,
+        part: Part,
+        positions: Numbers,
+        rows: Numbers,
+        ordered: Callable[[], dict[str, Expected]],
     ) -> None:
         leaf, operation = part.arguments.leaves[path], self.subject.operation
         size = (operation.query_size if path == self.query else operation.key_size) or ""
         gradient = along(gradient, leaf, size, part.arguments.binding, take(positions))
         # Messages call the oracle, affordable for ``rows`` only; ``positions`` are this gradient's queries or keys.
         sample = replace(with_rows(self.subject, part, rows), rows=positions)
-        self.record.compare(gradient, expected, sample, f"the gradient of {path}", len(leaf.core) + leaf.axes(size)[0])
+        self.record.compare(
+            gradient,
+            expected,
+            sample,
+            f"the gradient of {path}",
+            len(leaf.core) + leaf.axes(size)[0],
+            ordered=lambda _: ordered()[path],
+        )
 
     def _summary(self, call: Part, gradients: Results, rows: int, chosen: list["_ChosenKeys"]) -> list[str]:
         phrases = [f"the gradient of {self.query} in {rows:,} rows"] if self.query in gradients else []

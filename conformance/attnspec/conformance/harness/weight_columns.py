@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from attnspec.conformance.harness.normalizers import Attendance, Scores, normalizers
+from attnspec.conformance.harness.normalizers import BLOCK_ROWS, Attendance, Scores, normalizers
 from attnspec.conformance.harness.sum_variances import EqualGroups, equal_groups
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.reference.budget.error_array import UNKNOWN, WIDTH
@@ -28,7 +28,8 @@ class Columns:
     """Weights of n rows at c keys, (n, c).
 
     ``scores`` carry their errors. Per row, ``log_sums`` is log Σ exp of all scores, ``max_scores`` the largest score.
-    ``repeats`` is the largest number of equal scores in a row.
+    ``repeats`` is the largest number of equal scores in a row. ``running_sums`` is the relative variance that a running
+    maximum adds to a row's sum of exponentials.
     """
 
     scores: Statistical
@@ -36,6 +37,7 @@ class Columns:
     log_sums: Numbers
     max_scores: Numbers
     repeats: float
+    running_sums: Numbers | float
     keys: int
     features: int
 
@@ -66,7 +68,7 @@ class Columns:
         """The relative error that all weights of a row share, and similar rows with it."""
         # Equal exponentials added one by one round alike; a rounded log Σ exp moves all weights.
         u, logarithm = self.precision.accumulation, np.where(np.isfinite(self.log_sums), self.log_sums, 0.0)
-        error: Numbers = u * np.sqrt((EQUAL * self.repeats) ** 2 + (0.6 * logarithm) ** 2)
+        error: Numbers = np.sqrt(u**2 * ((EQUAL * self.repeats) ** 2 + (0.6 * logarithm) ** 2) + self.running_sums)
         return error
 
     @cached_property
@@ -101,7 +103,11 @@ class Columns:
         largest = np.maximum(self.alpha, 1 - self.alpha)
         error = np.minimum(self.alpha * self.relative_error, largest) + self.precision.weights_smallest
         error = np.where(self.relative_error < UNKNOWN, error, UNKNOWN)
-        return Statistical(self.alpha, np.where(self.allowed, error, 0.0), self.precision)
+        return type(self.scores)(self.alpha, np.where(self.allowed, error, 0.0), self.precision)
+
+    def without_error(self, x: Numbers) -> Statistical:
+        """Return exact numbers in the arithmetic of the scores."""
+        return type(self.scores)(x.astype(np.float64), 0.0, self.precision, is_input=True)
 
     def common_variance(self, factors: Numbers, rows: Numbers) -> Numbers:
         """Return the variance of Σᵢ factorᵢ rowᵢ, (c, d), from weight errors that rows share.
@@ -124,14 +130,20 @@ class Columns:
 
 
 def columns(
-    scores: Scores, query: Numbers, key: Numbers, chosen: Numbers, attendance: Attendance, precision: Precision
+    scores: Scores,
+    query: Numbers,
+    key: Numbers,
+    chosen: Numbers,
+    attendance: Attendance,
+    precision: Precision,
+    kind: type[Statistical] = Statistical,
 ) -> Columns:
-    """Return the weight columns of the chosen keys."""
+    """Return the weight columns of the chosen keys; ``kind`` carries their errors."""
     # Single-precision products err by less than a 16-bit class can resolve.
     wide = np.float32 if precision.dtype in ("bfloat16", "float16") else np.float64
     q, k = query.astype(wide), key.astype(wide)
     log_sums, max_scores = normalizers(scores, q, k, attendance)
-    inputs = [Statistical(x.astype(np.float64), 0.0, precision, is_input=True) for x in (query, key[chosen])]
+    inputs = [kind(x.astype(np.float64), 0.0, precision, is_input=True) for x in (query, key[chosen])]
     sampled = np.unique(np.linspace(0, len(query) - 1, SAMPLED_ROWS).astype(np.intp))
     allowed = attendance.of_rows(sampled)
     grid = np.sort(np.where(allowed, np.round(scores(q[sampled], k) * SCORE_GRID), np.nan), axis=-1)
@@ -141,6 +153,27 @@ def columns(
         log_sums=log_sums[:, None],
         max_scores=max_scores[:, None],
         repeats=float(longest_runs(grid).max()),
+        running_sums=0.0
+        if kind is Statistical
+        else _running_sums(kind, scores, (q, k), log_sums, attendance, precision),
         keys=len(key),
         features=query.shape[-1],
     )
+
+
+def _running_sums(
+    kind: type[Statistical],
+    scores: Scores,
+    operands: tuple[Numbers, Numbers],
+    log_sums: Numbers,
+    attendance: Attendance,
+    precision: Precision,
+) -> Numbers:
+    """Relative variance that a running maximum adds to every row's sum of exponentials, (n, 1)."""
+    query, key = operands
+    variance = np.zeros((len(query), 1))
+    for rows in np.array_split(np.arange(len(query)), -(-len(query) // BLOCK_ROWS) or 1):
+        weights = np.exp(scores(query[rows], key) - log_sums[rows, None])
+        weights = np.where(attendance.of_rows(rows), weights, 0.0)
+        variance[rows] = kind(weights, 0.0, precision).variance_of_running_sums
+    return variance

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from attnspec.reference.budget.error_array import MARGIN
-from attnspec.reference.budget.numbers import COMPARISONS, JOINS, MOVES, Numbers, Softmax, attendable_softmax
-from attnspec.reference.budget.softmax import EQUAL
+from attnspec.reference.budget.numbers import COMPARISONS, JOINS, MOVES, Numbers, Softmax, as_double, attendable_softmax
+from attnspec.reference.budget.softmax import statistical_weights
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.reference.defining.duck_array import DuckArray
 
@@ -36,10 +36,13 @@ def _operators(ufunc: Any) -> tuple[Any, Any]:
 class Traced(DuckArray):
     """An array of a recorded computation: its numbers, its operands (parents) and their gradient rule.
 
-    ``terms`` is the number of terms of the longest sum among its ancestors and itself.
+    ``terms`` is the number of terms of the longest sum among its ancestors and itself. ``is_gathered`` marks rows that
+    were looked up, such as embeddings of tokens: some may be equal.
     """
 
     __array_priority__ = 1001
+
+    is_gathered = False
 
     def __init__(
         self, result: Statistical, parents: Sequence["Traced"] = (), backward: Backward | None = None, terms: int = 1
@@ -70,7 +73,9 @@ class Traced(DuckArray):
             roundings = np.where(times > 1, 0.5 * g.precision.accumulation * np.sqrt(times) * magnitude, 0.0)
             return [g._computed(value, np.sqrt(variance + roundings**2), is_input=g.is_input)]
 
-        return Traced(self.result[index], [self], backward)
+        selected = Traced(self.result[index], [self], backward)
+        selected.is_gathered = isinstance(index, np.ndarray)
+        return selected
 
     def reshape(self, *shape: Any) -> "Traced":
         """Reshape the numbers."""
@@ -184,23 +189,35 @@ class Traced(DuckArray):
 
     def _softmax(self, softmax: Softmax) -> "Traced":
         weights = self.result._softmax(softmax)
+        p, equal = weights.precision, weights.own_terms.count
         # Backward kernels recompute the weights as exp(e − L), with the stored L, the logarithm of the sum, and with
         # scores e that they sum in another order than the forward kernel.
         units = np.sqrt(1 + 2 * 0.25 * self.terms)
-        stored = units * weights.precision.accumulation * np.abs(self.result.value).max(-1, keepdims=True, initial=0.0)
-        error = np.sqrt(weights.error**2 + (weights.value * stored).astype(np.float64) ** 2)
-        weights = weights._computed(weights.value, error, weights=weights.weights, level=weights.level)
+        stored = units * p.accumulation * np.abs(self.result.value).max(-1, keepdims=True, initial=0.0)
+        recomputed = (weights.value * stored).astype(np.float64) ** 2
+        common, variance = weights.common, weights.error**2
+        if weights.common_errors:
+            of_sums = weights.variance_of_running_sums
+            common, variance = common + of_sums, variance + of_sums * as_double(weights.value) ** 2
+        error = np.sqrt(variance + recomputed)
+        weights = weights._computed(weights.value, error, weights=weights.weights, common=common)
+        summed = weights
+        if equal > 1 and weights.common_errors:
+            # Equal weights have equal errors, which a sum over the keys adds linearly, not in quadrature.
+            own = statistical_weights(softmax, self.result.error, p, common=False)[1].astype(np.float64)
+            variance = variance + (equal - 1) * own**2 + equal * recomputed
+            summed = weights._computed(weights.value, np.sqrt(variance))
 
         def backward(g: Statistical) -> Sequence[Statistical]:
-            inner = (weights * g).sum(-1, keepdims=True)
-            # All weights of a row share the error of their sum, in which equal exponentials have equal errors.
-            shared = EQUAL * inner.precision.accumulation * weights.weights * np.abs(inner.value).astype(np.float64)
-            # A later sum over the keys adds this shared error linearly, not in quadrature.
+            inner = (summed * g).sum(-1, keepdims=True)
+            # All weights of a row share the error of their sum. A later sum over the keys adds it linearly.
+            shared = common * (inner.value**2).astype(np.float64)
             alpha = np.abs(weights.value).astype(np.float64)
             effective_keys = 1 / np.maximum((alpha**2).sum(-1, keepdims=True), 2.0**-60)
-            common = alpha * np.sqrt((inner.error**2 + shared**2) * np.maximum(effective_keys, 1.0))
-            back = weights * (g - inner._computed(inner.value, np.zeros(())))
-            back = back._computed(back.value, np.sqrt(back.error**2 + common**2))
+            of_row = np.maximum(inner.error**2, g.of_row_sums) + shared
+            linear = alpha * np.sqrt(of_row * np.maximum(effective_keys, 1.0))
+            back = summed * (g - inner._computed(inner.value, np.zeros(())))
+            back = back._computed(back.value, np.sqrt(back.error**2 + linear**2))
             return [_unbroadcast(back, self.shape)]
 
         return Traced(weights, [self], backward)
@@ -297,7 +314,11 @@ def _matmul(result: Statistical, a: Statistical, b: Statistical) -> Backward:
             p = g.precision
             storage_variance = (0.6 * p.output * g.value * result.value) ** 2 + (p.output_smallest * g.value) ** 2
             storage_variance = storage_variance.sum(-1, keepdims=True)
-            left = left._computed(left.value, np.sqrt(left.error**2 + storage_variance.astype(np.float64)))
+            # The errors of O belong to the row: no number of equal keys multiplies them.
+            errors = result.error if result.common_errors else np.zeros(result.shape)
+            of_row_sums = (as_double(g.value) ** 2 * errors**2).sum(-1, keepdims=True)
+            error = np.sqrt(left.error**2 + storage_variance.astype(np.float64))
+            left = left._computed(left.value, error, of_row_sums=of_row_sums)
         return [_unbroadcast(left, a.shape), _of_right(a, b, g)]
 
     return backward

@@ -68,12 +68,13 @@ class Approximate(DuckArray):
 
     ``is_input`` marks inputs, which are exact. ``scale`` holds the magnitudes of intermediates where these are larger
     than the numbers, or a function that computes them: a small tanh may still come from numbers near 1. ``weights`` is
-    set on attention weights and holds the errors that pooling needs; ``level`` is the relative error that all weights
-    of a row share. ``factors`` holds the two inputs of a product: multiplied by a third, either product may come first.
-    ``terms`` is the number of terms of a sum, and 0 elsewhere. ``between`` holds the two operands of a difference of
-    which a variance may be computed in one pass. ``equal_terms`` comes from the products behind the numbers: equal
-    elements of a product have equal errors, and so have numbers computed from them element by element. ``extremes`` is
-    shared by all arrays of one computation.
+    set on attention weights and holds the errors that pooling needs; ``common`` is the variance of the relative error
+    that all weights of a row share. ``factors`` holds the two inputs of a product: multiplied by a third, either
+    product may come first. ``of_row_sums`` is set on gradients dα of attention weights: the variance of Σ α dα of a
+    row, computed as dO·O. ``terms`` is the number of terms of a sum, and 0 elsewhere. ``between`` holds the two
+    operands of a difference of which a variance may be computed in one pass. ``equal_terms`` comes from the products
+    behind the numbers: equal elements of a product have equal errors, and so have numbers computed from them element by
+    element. ``extremes`` is shared by all arrays of one computation.
 
     A computation makes very many small arrays; attributes that are rarely set stay on the class to save time.
     """
@@ -82,7 +83,8 @@ class Approximate(DuckArray):
 
     is_input: bool = False
     weights: Any = None
-    level: Numbers | float = 0.0
+    common: Numbers | float = 0.0
+    of_row_sums: Numbers | float = 0.0
     factors: tuple[Self, Self] | None = None
     terms: int = 0
     between: tuple[Self, Self] | None = None

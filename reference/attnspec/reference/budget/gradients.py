@@ -1,6 +1,7 @@
 """Gradients of the reference with error budgets, by the chain rule over a recorded formula."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,18 +33,27 @@ def gradients(
     dtype to compute in. An argument that the result does not depend on has gradient 0. ``ordered`` and ``sampled`` are
     those of :func:`~attnspec.reference.budget.judged`.
     """
+    follows_partial_sums = ordered or sampled
+    kind = Ordered if follows_partial_sums else Statistical
+    without_common = _OrderedWithoutCommon if follows_partial_sums else _WithoutCommon
 
-    def exact(x: Numbers) -> Statistical:
-        return (Ordered if ordered or sampled else Statistical)(x, 0.0, precision, is_input=True)
+    def run(kind: type[Statistical]) -> tuple[dict[str, Traced], list[Traced], dict[str, Statistical]]:
+        make = partial(kind, error=0.0, precision=precision, is_input=True)
+        return _backwards(formula, arguments, cotangent, wide, make)
 
     with np.errstate(all="ignore"):
-        leaves, order, gradients_by_path = _backwards(formula, arguments, cotangent, wide, exact)
-        # Equal rows have equal errors, and so have equal scores in a softmax (``weights``: the most in a row).
-        # A sum adds them linearly, not in quadrature.
-        repeats = [_repeated_rows(leaf.result.value) for leaf in leaves.values()]
-        repeats += [float(np.max(w, initial=1.0)) for w in (node.result.weights for node in order) if w is not None]
-        coherence = float(np.sqrt(max(repeats, default=1.0)))
-        errors = {path: coherence * g.error for path, g in gradients_by_path.items()}
+        leaves, order, gradients_by_path = run(kind)
+        # Equal rows have equal errors. A sum adds them linearly, not in quadrature.
+        repeats = _most_repeated_rows([*leaves.values(), *(node for node in order if node.is_gathered)])
+        softmaxes = [node for node in order if node.result.weights is not None]
+        if softmaxes:
+            errors = _with_common_errors(gradients_by_path, softmaxes)
+            if repeats > 1:
+                # Errors that the weights of a row share are counted above. No number of equal keys multiplies them.
+                errors_of_rows = run(without_common)[2]
+                errors = {path: np.hypot(x, repeats**0.5 * errors_of_rows[path].error) for path, x in errors.items()}
+        else:
+            errors = {path: repeats**0.5 * g.error for path, g in gradients_by_path.items()}
         if sampled:
 
             def compute(make: Callable[[Numbers], Statistical]) -> dict[str, Numbers]:
@@ -58,6 +68,31 @@ def gradients(
             else (np.zeros(leaf.shape), np.zeros(leaf.shape))
             for path, leaf in leaves.items()
         }
+
+
+class _WithoutCommon(Statistical):
+    """Numbers without the errors that all attention weights of a row share."""
+
+    common_errors = False
+
+
+class _OrderedWithoutCommon(Ordered):
+    """Numbers with the errors of partial sums, without those that all attention weights of a row share."""
+
+    common_errors = False
+
+
+def _with_common_errors(gradients: Mapping[str, Statistical], softmaxes: Sequence[Traced]) -> dict[str, Numbers]:
+    """Errors of gradients, if the errors that the weights of a row share add linearly over keys and equal rows.
+
+    A common factor of a row's weights multiplies all that is summed over its keys.
+    """
+    equal_rows = _most_repeated_rows(softmaxes)
+    common = max(float(np.max(x.result.common, initial=0.0)) for x in softmaxes) ** 0.5
+    return {
+        path: np.hypot(equal_rows**0.5 * g.error, common * np.abs(g.value).astype(np.float64))
+        for path, g in gradients.items()
+    }
 
 
 def _backwards(
@@ -117,6 +152,10 @@ def _backpropagate(order: list[Traced], weighted: Sequence[tuple[Traced, Statist
             if part is not None:
                 collect(parent, part)
     return collected
+
+
+def _most_repeated_rows(arrays: Sequence[Traced]) -> float:
+    return max((_repeated_rows(x.value) for x in arrays), default=1.0)
 
 
 def _repeated_rows(x: Numbers) -> float:

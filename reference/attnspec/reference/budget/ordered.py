@@ -5,20 +5,23 @@ grow and cancel, and those of equal terms all round in the same direction. To fo
 the formula, so only numbers out of their budget are judged again by these deviations.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 import numpy as np
 
 from attnspec.reference.budget.numbers import Numbers, Softmax, as_double
-from attnspec.reference.budget.softmax import EQUAL
+from attnspec.reference.budget.softmax import EQUAL, equal_sum
 from attnspec.reference.budget.statistical import Statistical
 
 BLOCKS = 64
 """Number of partial sums that stand for all of a longer sum."""
 
-LANES = 8
-"""Number of partial results of a kernel with vector instructions; each adds every eighth term."""
+LANES = 2, 4, 8, 16, 32
+"""Numbers of partial results of kernels with vector instructions or warps; of eight, each adds every eighth term."""
+
+BLOCKS_OF_LANE = 4
+"""Number of partial sums that stand for those of a lane."""
 
 PATTERN = 2.0
 """Multiple of the usual variance from which terms of a sum have a pattern.
@@ -36,6 +39,9 @@ One is that of the exponential by which it multiplies its sums, the other that o
 addition together.
 """
 
+DOUBLE_ERROR = 2.0**-25
+"""Relative differences whose squares doubles cannot tell from 0."""
+
 _DIRECTIONS = slice(None), slice(None, None, -1)
 
 
@@ -48,26 +54,29 @@ class Ordered(Statistical):
         u = self.precision.accumulation
         usual = super()._summing_variance(value, squares, terms, operands)
         left, right = map(as_double, operands())
-        from_the_end = ((count, as_double(value) - partial) for count, partial in _partial_sums(left, right))
-        equal, bound = _equal_terms(left, right, u), np.zeros(value.shape)
-        variance = usual
-        for partial_sums in (_partial_sums(left, right), from_the_end, _partial_sums_of_lanes(left, right)):
-            total, sum_of_squares, largest = _moments(partial_sums)
+        alone, equal = _equal_terms(left, right, u)
+        variance, bound = usual, np.zeros(value.shape)
+        for sums in _orders(left, right, as_double(value), u):
             # A partial sum S has a rounding of at most u S, with variance (u S)²/3.
-            independent = u**2 / 3 * sum_of_squares
+            independent = u**2 / 3 * sums.squares
             variance = np.maximum(variance, independent)
-            # Terms that have a pattern, such as a ramp, may leave remainders that have one, too: all of one sign.
-            bound = np.maximum(bound, np.where(independent > PATTERN * usual, total, equal * largest))
+            # Terms that have a pattern, such as a ramp, may leave remainders that have one, too: all of one sign. No
+            # sum errs by more than u Σ |S|.
+            aligned = np.maximum(np.minimum(equal * sums.largest, sums.total), sums.smooth)
+            aligned = np.where(alone, equal_sum(equal) * sums.largest, aligned)
+            bound = np.maximum(bound, np.where(independent > PATTERN * usual, sums.total, aligned))
         result: Numbers = variance + (EQUAL * u * bound) ** 2
         return result
 
     def _softmax(self, softmax: Softmax) -> Self:
         result = super()._softmax(softmax)
+        if not self.common_errors:
+            return result
         equal = np.where(softmax.attendable, np.round(as_double(softmax.shifted) / SAME_SCORE), np.nan)
         repeats = np.maximum(result.weights, _repeats(equal))
-        more = np.sqrt(repeats**2 - result.weights**2)
-        result.error = np.hypot(result.error, EQUAL * self.precision.accumulation * more * as_double(softmax.weights))
-        result.weights = repeats
+        more = (EQUAL * self.precision.accumulation) ** 2 * (repeats**2 - result.weights**2)
+        result.error = np.hypot(result.error, np.sqrt(more) * as_double(softmax.weights))
+        result.weights, result.common = repeats, result.common + more
         return result
 
     def _matmul(self, value: Numbers, a: Self, b: Self) -> Self:
@@ -88,10 +97,15 @@ class Ordered(Statistical):
         return result
 
     def _summed(self, value: Numbers, softmax: Softmax) -> Self:
-        result, alpha = super()._summed(value, softmax), as_double(softmax.weights)
-        times = [(alpha[..., x] * _later_maxima(alpha[..., x])).sum(-1) for x in _DIRECTIONS]
-        result.error = np.hypot(result.error, 2 * EQUAL * RESCALING * self.precision.accumulation * np.maximum(*times))
+        result = super()._summed(value, softmax)
+        variance = _variance_of_running_sums(as_double(softmax.weights), self.precision.accumulation)
+        result.error = np.sqrt(result.error**2 + variance[..., 0])
         return result
+
+    @property
+    def variance_of_running_sums(self) -> Numbers:
+        """Variance that a running maximum adds to the sums of exponentials of these weights, relative to the sums."""
+        return _variance_of_running_sums(as_double(self.value), self.precision.accumulation)
 
 
 def _rows(right: Numbers, rows: slice) -> Numbers:
@@ -99,44 +113,84 @@ def _rows(right: Numbers, rows: slice) -> Numbers:
     return right[rows] if right.ndim < 2 else right[..., rows, :]
 
 
-def _partial_sums(left: Numbers, right: Numbers) -> Iterator[tuple[int, Numbers]]:
-    """Yield partial sums of left @ right, each with the number it represents."""
-    terms, partial = left.shape[-1], np.zeros(())
-    size = max(-(-terms // BLOCKS), 1)
-    for start in range(0, terms, size):
-        block = slice(start, start + size)
-        partial = partial + left[..., block] @ _rows(right, block)
-        yield min(size, terms - start), partial
+class _Order:
+    """Partial sums in one order: the sum of their magnitudes, that of their squares, and the largest magnitude.
 
+    Partial sums up to S lie on a grid of up to 2uS. Terms that change by equal steps may change by a multiple of it,
+    and terms below it are lost. ``smooth`` is the sum of the magnitudes to which such terms are added.
+    """
 
-def _partial_sums_of_lanes(left: Numbers, right: Numbers) -> Iterator[tuple[int, Numbers]]:
-    for lane in (slice(i, None, LANES) for i in range(LANES)):
-        yield from _partial_sums(left[..., lane], _rows(right, lane))
+    def __init__(self, shape: tuple[int, ...], u: float) -> None:
+        self.u = u
+        self.total, self.squares, self.largest, self.smooth = (np.zeros(shape) for _ in range(4))
 
-
-def _moments(partial_sums: Iterable[tuple[int, Numbers]]) -> tuple[Numbers, Numbers, Numbers]:
-    """Sum of magnitudes, sum of squares and largest magnitude."""
-    total = squares = largest = np.zeros(())
-    for count, partial in partial_sums:
+    def add(self, count: int, partial: Numbers, bends: Numbers | None = None) -> None:
+        """Add a partial sum that stands for ``count`` ones. ``bends``: mean squared second difference of its terms."""
         magnitude = np.abs(partial)
-        total, squares = total + count * magnitude, squares + count * magnitude**2
-        largest = np.maximum(largest, magnitude)
-    return total, squares, largest
+        np.maximum(self.largest, magnitude, out=self.largest)
+        times = count * magnitude
+        self.total += times
+        if bends is not None:
+            self.smooth += np.where(bends <= (self.u * magnitude) ** 2, times, 0.0)
+        times *= magnitude
+        self.squares += times
 
 
-def _equal_terms(left: Numbers, right: Numbers, u: float) -> Numbers:
-    """Number of nearly equal terms of left @ right; zeros do not count.
+def _orders(left: Numbers, right: Numbers, value: Numbers, u: float) -> Iterator[_Order]:
+    """Partial sums of left @ right from the front, from the end, and in lanes."""
+    front, end = _Order(value.shape, u), _Order(value.shape, u)
+    for block, partial in _partial_sums(left, right, BLOCKS):
+        count, bends = block.stop - block.start, _second_differences(left[..., block], _rows(right, block))
+        front.add(count, partial, bends)
+        end.add(count, value - partial, bends)
+    yield from (front, end)
+    for lanes in LANES:
+        order = _Order(value.shape, u)
+        for lane in (slice(i, None, lanes) for i in range(min(lanes, left.shape[-1]))):
+            for block, partial in _partial_sums(left[..., lane], _rows(right, lane), BLOCKS_OF_LANE):
+                order.add(block.stop - block.start, partial)
+        yield order
 
-    Partial sums up to S lie on a grid of up to 2uS. Terms whose standard deviation exceeds half of it have remainders
-    that are evenly distributed, up to e^(−π²).
+
+def _partial_sums(left: Numbers, right: Numbers, blocks: int) -> Iterator[tuple[slice, Numbers]]:
+    """Yield partial sums of left @ right, each with the terms since the one before."""
+    terms, partial = left.shape[-1], np.zeros(())
+    size = max(-(-terms // blocks), 1)
+    for start in range(0, terms, size):
+        block = slice(start, min(start + size, terms))
+        partial = partial + left[..., block] @ _rows(right, block)
+        yield block, partial
+
+
+def _second_differences(left: Numbers, right: Numbers) -> Numbers | None:
+    """Mean square of the second differences of the terms of left @ right; None for fewer than three."""
+    terms = left.shape[-1]
+    if terms < 3:
+        return None
+
+    def summed(first: int, second: int) -> Numbers:
+        """Σ of products of terms so many places apart; of second differences there are two less than terms."""
+        one, two = slice(first, first + terms - 2), slice(second, second + terms - 2)
+        products: Numbers = (left[..., one] * left[..., two]) @ (_rows(right, one) * _rows(right, two))
+        return products
+
+    squares = summed(0, 0) + 4 * summed(1, 1) + summed(2, 2)
+    bent = np.maximum(squares - 4 * (summed(0, 1) + summed(1, 2)) + 2 * summed(0, 2), 0.0)
+    # Doubles cannot tell smaller differences from 0.
+    return np.asarray((bent + DOUBLE_ERROR**2 * squares) / (terms - 2))
+
+
+def _equal_terms(left: Numbers, right: Numbers, u: float) -> tuple[Numbers, Numbers]:
+    """Return whether all terms of left @ right are nearly equal, and the number of equal ones; zeros do not count.
+
+    Terms whose standard deviation exceeds half of the grid have remainders that are evenly distributed, up to e^(−π²).
     """
     count = (left != 0).astype(np.float64) @ (right != 0).astype(np.float64)
     mean = left @ right / np.maximum(count, 1)
     spread = (left**2 @ right**2) / np.maximum(count, 1) - mean**2
-    # Doubles cannot tell relative spreads below 2⁻²⁵ from 0.
-    nearly_equal = spread <= np.maximum(u * count, 2.0**-25) ** 2 * mean**2
+    nearly_equal = spread <= np.maximum(u * count, DOUBLE_ERROR) ** 2 * mean**2
     columns = right if right.ndim < 2 else right.swapaxes(-1, -2)
-    return np.where(nearly_equal, count, min(_repeats_in_sample(left), _repeats_in_sample(columns)))
+    return nearly_equal, np.where(nearly_equal, count, min(_repeats_in_sample(left), _repeats_in_sample(columns)))
 
 
 def _repeats_in_sample(x: Numbers, rows: int = 4) -> float:
@@ -174,6 +228,12 @@ def _later_maxima(weights: Numbers) -> Numbers:
     counted = np.cumsum(new, axis=-1)
     later: Numbers = counted[..., -1:] - counted
     return later
+
+
+def _variance_of_running_sums(weights: Numbers, u: float) -> Numbers:
+    times = [(weights[..., x] * _later_maxima(weights[..., x])).sum(-1, keepdims=True) for x in _DIRECTIONS]
+    variance: Numbers = (2 * EQUAL * RESCALING * u * np.maximum(*times)) ** 2
+    return variance
 
 
 def _squares_of_groups(weights: Numbers, values: Numbers, unit: float) -> Numbers:

@@ -51,13 +51,13 @@ class WeightErrors:
 
 
 def statistical_weights(
-    softmax: Softmax, errors: Numbers, precision: Precision
+    softmax: Softmax, errors: Numbers, precision: Precision, *, common: bool = True
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Return weights, their standard deviations, repeats and level, from the scores' standard deviations.
+    """Return weights, their standard deviations, repeats and common variance, from the scores' standard deviations.
 
     The first two have shape (..., n, m). Of shape (..., n, 1), repeats is the largest number of equal scores in a row
-    and level the standard deviation of the relative error that all weights of a row share if they are computed through
-    a rounded logarithm of their sum.
+    and the common variance that of the relative error that all weights of a row share. Where ``common`` is False,
+    shared errors are left out of all results.
     """
     p, u = precision, precision.accumulation
     weights, shifted, attendable, _, logarithm, masked = softmax
@@ -88,10 +88,11 @@ def statistical_weights(
     variance *= variance
     variance += others
     variance /= least_sum**2
-    repeats = _largest_multiplicity(drop, attendable)
-    # Implementations may compute weights as exp(e − L) with a rounded L, the logarithm of the sum.
-    level = 0.6 * u * logarithm
-    variance += (u**2 + variance_of_sum(repeats, drop.shape[-1], u) + level**2).astype(dtype)
+    repeats, shared = np.ones(logarithm.shape), np.zeros(logarithm.shape)
+    if common:
+        repeats = _largest_multiplicity(drop, attendable)
+        shared = variance_of_sum(repeats, _keys(softmax), u) + error_of_logarithm(softmax, p) ** 2
+    variance += (u**2 + shared).astype(dtype)
     sigma = np.sqrt(variance, out=variance)
     sigma *= alpha
     np.minimum(sigma, np.maximum(alpha, 1 - alpha), out=sigma)
@@ -100,7 +101,7 @@ def statistical_weights(
     unsure = (error > 0.5 / WIDTH).any(-1, keepdims=True)
     if unsure.any():
         sigma = np.where(unsure & (alpha < 1), UNKNOWN, sigma)
-    return weights, np.where(attendable, sigma, 0.0) if masked else sigma, repeats, level
+    return weights, np.where(attendable, sigma, 0.0) if masked else sigma, repeats, shared
 
 
 def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers, WeightErrors]:
@@ -147,10 +148,35 @@ def _dtype_of_errors(weights: Numbers, precision: Precision) -> np.dtype[Any]:
     return np.dtype(np.float32 if large else np.float64)
 
 
-def variance_of_sum(repeats: Numbers, keys: int, u: float) -> Numbers:
+def equal_sum(terms: Numbers) -> Numbers:
+    """Largest error of a running sum of equal terms alone, in unit roundoffs of the sum.
+
+    The k-th partial sum kv is rounded by at most u 2^⌊log₂ kv⌋. These add up to at most 3/8 (n + 1) u nv: as much is
+    reached where nv is 4/3 of a power of two.
+    """
+    bound: Numbers = 3 / 8 * (terms + 1)
+    return bound
+
+
+def variance_of_sum(repeats: Numbers, keys: Numbers | int, u: float) -> Numbers:
     """Variance of a row's sum of exponentials, relative to the sum; ``repeats`` of the ``keys`` terms are equal."""
-    variance: Numbers = u**2 * (keys / 4 + (EQUAL * repeats) ** 2)
+    aligned = np.where(repeats == keys, equal_sum(repeats), repeats)
+    variance: Numbers = u**2 * (keys / 4 + (EQUAL * aligned) ** 2)
     return variance
+
+
+def error_of_logarithm(softmax: Softmax, precision: Precision) -> Numbers:
+    """Relative error that a row's weights share if computed as exp(e − L), with L the rounded logarithm of the sum."""
+    error: Numbers = 0.6 * precision.accumulation * softmax.logarithm
+    return error
+
+
+def _keys(softmax: Softmax) -> Numbers | int:
+    """Number of attendable keys per row."""
+    keys: Numbers | int = softmax.attendable.shape[-1]
+    if softmax.masked:
+        keys = softmax.attendable.sum(-1, keepdims=True)
+    return keys
 
 
 def statistical_sums(softmax: Softmax, errors: Numbers, precision: Precision) -> Numbers:
@@ -162,7 +188,7 @@ def statistical_sums(softmax: Softmax, errors: Numbers, precision: Precision) ->
     alpha, drop, attendable = as_double(softmax.weights), as_double(softmax.shifted), softmax.attendable
     score_errors = np.where(attendable, np.sqrt(errors**2 + u**2 * (1 + drop**2)), 0.0)
     repeats = _largest_multiplicity(drop, attendable)
-    summing = u**2 + variance_of_sum(repeats, drop.shape[-1], u)
+    summing = u**2 + variance_of_sum(repeats, _keys(softmax), u)
     variance: Numbers = (alpha * score_errors).sum(-1, keepdims=True) ** 2 + summing
     return variance[..., 0]
 

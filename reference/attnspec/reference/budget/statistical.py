@@ -13,10 +13,10 @@ import numpy as np
 from attnspec.reference.budget.error_array import WIDTH, Approximate
 from attnspec.reference.budget.numbers import EqualTerms, Numbers, Softmax, as_double, magnitudes_product
 from attnspec.reference.budget.softmax import (
+    error_of_logarithm,
     statistical_logarithms,
     statistical_sums,
     statistical_weights,
-    variance_of_sum,
 )
 
 LEAST = 2.0**-510
@@ -26,8 +26,12 @@ _count = attrgetter("count")
 
 
 class Statistical(Approximate):
-    """Numbers whose ``error`` is the standard deviation of each."""
+    """Numbers whose ``error`` is the standard deviation of each.
 
+    ``common_errors``: errors that all attention weights of a row share are among them.
+    """
+
+    common_errors = True
     _own_terms: EqualTerms | None = None
 
     @property
@@ -45,6 +49,11 @@ class Statistical(Approximate):
             # Only the largest count matters from now on.
             self.equal_terms = frozenset((most,))
         return most.count
+
+    @property
+    def variance_of_running_sums(self) -> Numbers | float:
+        """Variance that a running maximum adds to the sums of exponentials of these weights, relative to the sums."""
+        return 0.0
 
     @property
     def own_terms(self) -> EqualTerms:
@@ -173,8 +182,6 @@ class Statistical(Approximate):
         left, right = a.squares_in_sums, b.squares_in_sums
         squares = magnitudes_product(left, right)
         operands = (0.6 * a.operand_rounding) ** 2 + (0.6 * b.operand_rounding) ** 2
-        # Variance of the relative error that all attention weights of a row share: that of their sum, or its logarithm.
-        shared = 0.0 if a.weights is None else variance_of_sum(a.weights, terms, p.accumulation) + a.level**2
         summing = self._summing_variance(double, squares, terms, lambda: (a.value, b.value))
         variance = summing + operands * squares if operands else summing
         # The format of operands has a smallest step, which limits small numbers absolutely, not relatively.
@@ -192,7 +199,7 @@ class Statistical(Approximate):
             if a.weights is not None:
                 # The error that all weights of a row share multiplies the result by one factor, counted below. The step
                 # of their format is counted above, and below where they are equal.
-                own = np.maximum(np.maximum(a.error - a.operand_step, 0.0) ** 2 - shared * left, 0.0)
+                own = np.maximum(np.maximum(a.error - a.operand_step, 0.0) ** 2 - a.common * left, 0.0)
             variance = variance + max(a.repeats, a.own_terms.count) * magnitudes_product(own, right)
         if b.has_errors:
             variance = variance + magnitudes_product(left + a.error**2, b.error**2)
@@ -209,7 +216,7 @@ class Statistical(Approximate):
             if p.weights_scaled:
                 variance = variance + self._variance_of_steps(a, right)
                 rounding = rounding + 0.6 * p.weights_scaled * a.weights * largest
-            variance = variance + (rounding**2 + shared) * double**2
+            variance = variance + (rounding**2 + a.common) * double**2
         # A product of three matrices may be computed in either order. Where the terms of one order cancel, those of the
         # other may not.
         other = a.other_order(b)
@@ -240,10 +247,13 @@ class Statistical(Approximate):
         return np.asarray((0.6 * errors) ** 2 @ squares + (linear / WIDTH) ** 2)
 
     def _softmax(self, softmax: Softmax) -> Self:
-        weights, sigma, repeats, level = statistical_weights(softmax, self.error, self.precision)
+        weights, sigma, repeats, common = statistical_weights(
+            softmax, self.error, self.precision, common=self.common_errors
+        )
         # ``Judged.level``: weights of a row may all be too large by 8 levels, and an average lie beyond its values.
-        self.extremes.level = max(self.extremes.level, float(level.max(initial=0.0)))
-        return self._computed(weights, sigma, weights=repeats, level=level)
+        level = float(error_of_logarithm(softmax, self.precision).max(initial=0.0))
+        self.extremes.level = max(self.extremes.level, level)
+        return self._computed(weights, sigma, weights=repeats, common=common)
 
     def _summed(self, value: Numbers, softmax: Softmax) -> Self:
         return self._rounded(value, statistical_sums(softmax, self.error, self.precision))
