@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from attnspec.conformance.harness.arrays import EIGHT_BITS, read
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.attendance import with_choice_of_masks
 from attnspec.conformance.inputs.dtypes import NARROW, is_float, numpy_dtype
 from attnspec.conformance.inputs.quantization import exact_values
 from attnspec.conformance.judging.declaration import Contract
@@ -18,6 +20,7 @@ from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.quantized import Quantized
+from attnspec.spec.contract.semantics import DeclaredSemantics
 from attnspec.spec.contract.shapes import ShapeError, bind, results
 from attnspec.spec.contract.tree import (
     Branch,
@@ -266,9 +269,13 @@ def in_one_dtype(operation: Operation, arguments: Arguments, outputs: Results | 
 
 
 def subject_of(
-    operation: Operation, dtype: str, precision: str | Mapping[str, Any] | None, semantics: Mapping[str, Any] | None
+    operation: Operation,
+    dtype: str,
+    precision: str | Mapping[str, Any] | None,
+    semantics: Mapping[str, Any] | None,
+    arguments: Arguments,
 ) -> Subject:
-    """Return a subject of an operation and dtype, with the declared precision class and choices.
+    """Return a subject of an operation and dtype, with the declared precision class and choices for these arguments.
 
     Errors: ``ValueError`` for an unknown class or choice, ``TypeError`` for a class that is not a string.
     """
@@ -279,4 +286,6 @@ def subject_of(
     # A backend that only carries declarations: its operation is never called.
     backend = SimpleNamespace(name="the judged result", precision=declared, semantics=semantics)
     setattr(backend, operation.name, lambda *arguments, **options: None)
-    return Subject(backend, Contract.of(backend), operation, dtype, "cpu")
+    contract = Contract.of(backend)
+    chosen = with_choice_of_masks(contract.semantics[operation.name], arguments)
+    return Subject(backend, replace(contract, semantics=DeclaredSemantics(chosen)), operation, dtype, "cpu")

@@ -76,6 +76,24 @@ def padding_alone(
 
 
 @mutant(
+    "queries at the end of the longest key length, declared at each length",
+    replaces="aligned_at_lengths",
+    operations=(GroupedQueryAttention,),
+    declares={"length_alignment": "at-length"},
+    breaks=("semantics.length_alignment", "masking.equals-explicit-mask", "operation.oracle"),
+    source="kernels that take one length of the cache, the largest, for the whole batch",
+)
+def at_longest_length(
+    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, lengths: Numbers, **options: Any
+) -> Numbers:
+    """All queries are aligned at the end of the longest key length, though each length is declared."""
+    longest = np.broadcast_to(np.max(lengths, initial=0), lengths.shape)
+    mask, within = options.pop("mask", None), (np.arange(key.shape[-2]) < lengths[..., None])[..., None, :]
+    mask = within if mask is None else mask & within
+    return Formulas.aligned_at_lengths(correct, query, key, value, longest, mask=mask, **options)
+
+
+@mutant(
     "windows include the query's own position",
     replaces="window_sides",
     operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention, SlidingWindowMask),
@@ -99,6 +117,20 @@ def own_position_included(correct: Formulas, window: Any) -> tuple[int | None, i
 def own_position_excluded(correct: Formulas, window: Any) -> tuple[int | None, int | None]:
     """The left side of a window excludes the query's own position, against the declaration."""
     return (None, None) if window is None else window
+
+
+@mutant(
+    "both sides of windows include the query's own position, declared for the left",
+    replaces="window_sides",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention, SlidingWindowMask),
+    declares={"window_left": "includes-own"},
+    breaks=("operation.oracle",),
+    source="a symmetric window of W keys, halved",
+)
+def own_position_on_both_sides(correct: Formulas, window: Any) -> tuple[int | None, int | None]:
+    """Both sides of a window include the query's own position, which is declared for the left one."""
+    left, right = Formulas.window_sides(correct, window)
+    return (None if left is None else left - 1), right and right - 1
 
 
 @mutant(
