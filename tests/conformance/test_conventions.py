@@ -1,4 +1,4 @@
-"""Conventions: `check` and `judge` accept an honest backend, propose its declaration, and convict a wrong one."""
+"""Every convention: an honest and a wrong backend, before `check` and `judge`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ Call = Callable[[str], dict[str, Any]]
 
 
 def call(n: int = 4, m: int = 6, *, nan: str = "", **passed: Any) -> Call:
-    """Two batch elements, four heads of queries, two of keys; ``nan`` names an array with one NaN, in row 2."""
+    """A call of two batch elements; ``nan`` names an array with NaN in row 2."""
 
     def arguments(operation: str) -> dict[str, Any]:
         library = Library("correct")
@@ -53,7 +53,7 @@ def call(n: int = 4, m: int = 6, *, nan: str = "", **passed: Any) -> Call:
 
 
 def without_keys(*rows: int, n: int = 4) -> Numbers:
-    """A mask that hides all keys from some queries of the first batch element, and the last key from all."""
+    """A mask that hides all keys from some queries, and the last key from all."""
     mask = np.ones((2, n, 6), bool)
     mask[..., -1] = False
     mask[0, list(rows)] = False
@@ -62,7 +62,7 @@ def without_keys(*rows: int, n: int = 4) -> Numbers:
 
 @dataclass(frozen=True)
 class Convention:
-    """Choices; an honest backend, a wrong one that declares them too, and calls whose results are wrong or right.
+    """Choices, an honest and a wrong backend that declare them, and calls.
 
     Backends are mutants or variants, by name. ``untold`` is the reason why `judge` does not tell the choices apart.
     """
@@ -149,8 +149,8 @@ CONVENTIONS = [
     Convention(
         {"length_alignment": "at-length"}, GROUPS,
         "queries at the end of key lengths, declared",
-        "queries at the end of the longest key length, declared at each length",
-        (call(causal=True, **LENGTHS), call(window=(1, 0), **LENGTHS), call(slopes=SLOPES, **LENGTHS)),
+        "linear biases top-left, where key lengths move the causal mask",
+        tuple(call(slopes=SLOPES, **LENGTHS, **x) for x in ({}, {"causal": True}, {"window": (1, 0)})),
     ),
     Convention(
         {"length_alignment": "at-length", "causal_alignment": "bottom-right"}, GROUPS,
@@ -273,7 +273,7 @@ of_every_convention = pytest.mark.parametrize("c", CONVENTIONS, ids=lambda c: f"
 
 
 def run(backend: Any, operation: str, laws: tuple[str, ...]) -> InProcess:
-    """What `attnspec check` does in float32, by some laws, or by all if ``laws`` is empty."""
+    """A run of `attnspec check` in float32, by all laws if ``laws`` is empty."""
     contract = Contract.of(backend)
     case = next(x for x in cases(contract, operations=(operation,), laws=laws) if x.dtype != "float64")
     return InProcess(backend, contract, case, Settings())
@@ -286,7 +286,7 @@ def violated(backend: Any, operation: str, laws: tuple[str, ...]) -> dict[str, s
 
 
 def proposed_for(c: Convention, laws: tuple[str, ...]) -> tuple[set[str], Declaration]:
-    """Laws that the honest backend violates if it declares nothing, and the declaration that is proposed."""
+    """Violated laws of the undeclared honest backend, and the proposed declaration."""
     judging = run(c.backend(c.honest, declared=False), c.operation, laws)
     results = judging.results({}, counterexamples_for=lambda failed: ())
     failed = [r for r in results if r.violates]

@@ -77,9 +77,9 @@ def _propagates(subject: Subject, arguments: Arguments) -> bool:
 
 
 def _with_empty_rows(subject: Subject, arguments: Arguments, results: Mapping[str, Expected]) -> dict[str, Expected]:
-    """Set rows without attendable keys to the declared NaN or average; other choices leave them open.
+    """Set rows without attendable keys to the declared NaN or average.
 
-    If there are no keys at all, ``no_keys`` decides; it concerns the leading result only.
+    Other choices leave them open. If there are no keys at all, ``no_keys`` decides for the leading result.
     """
     operation, semantics = arguments.operation, subject.semantics
     choice = semantics.fully_masked if arguments.keys_count else semantics.no_keys
@@ -107,7 +107,7 @@ def _with_empty_rows(subject: Subject, arguments: Arguments, results: Mapping[st
 
 
 def _with_low_rows(subject: Subject, arguments: Arguments, results: Mapping[str, Expected]) -> dict[str, Expected]:
-    """Set the weights of rows whose attendable scores are all −∞ to those that ``minus_infinity`` declares."""
+    """Set rows of −∞ to the weights that ``minus_infinity`` declares."""
     operation, choice = arguments.operation, subject.semantics.minus_infinity
     path, (scores,) = operation.leading.path, operation.scores_scale_with
     allowed, x = attendable(arguments, semantics=subject.semantics), arguments.array(scores)

@@ -273,9 +273,11 @@ def subject_of(
     dtype: str,
     precision: str | Mapping[str, Any] | None,
     semantics: Mapping[str, Any] | None,
-    arguments: Arguments,
+    arguments: Arguments | None = None,
 ) -> Subject:
-    """Return a subject of an operation and dtype, with the declared precision class and choices for these arguments.
+    """Return a subject of an operation and dtype, with the declared precision class and choices.
+
+    If a choice depends on the shape of the mask, that of ``arguments`` decides.
 
     Errors: ``ValueError`` for an unknown class or choice, ``TypeError`` for a class that is not a string.
     """
@@ -287,5 +289,7 @@ def subject_of(
     backend = SimpleNamespace(name="the judged result", precision=declared, semantics=semantics)
     setattr(backend, operation.name, lambda *arguments, **options: None)
     contract = Contract.of(backend)
-    chosen = with_choice_of_masks(contract.semantics[operation.name], arguments)
-    return Subject(backend, replace(contract, semantics=DeclaredSemantics(chosen)), operation, dtype, "cpu")
+    if arguments is not None:
+        chosen = with_choice_of_masks(contract.semantics[operation.name], arguments)
+        contract = replace(contract, semantics=DeclaredSemantics(chosen))
+    return Subject(backend, contract, operation, dtype, "cpu")

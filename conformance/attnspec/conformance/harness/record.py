@@ -29,7 +29,7 @@ def overflow(subject: Subject, arguments: Arguments) -> str:
 
 
 def declared_to_raise(subject: Subject, arguments: Arguments) -> str:
-    """Return a sentence if a declared choice is that this call raises; else an empty one."""
+    """Return a sentence if this call is declared to raise; else an empty one."""
     return "the call is declared to raise, so that no result is right" if subject.refuses(arguments) else ""
 
 

@@ -43,7 +43,7 @@ def mask_encodings(arguments: Arguments, keys: str) -> dict[str, tuple[int, ...]
 
 
 def with_choice_of_masks(semantics: Semantics, arguments: Arguments) -> Semantics:
-    """The semantics with the one choice of ``fully_masked`` that the shapes of the passed masks decide.
+    """The semantics with the choice of ``fully_masked`` that the masks' shapes decide.
 
     They are returned unchanged if there is no mask, or if a mask has the shape of no choice or of several.
     """

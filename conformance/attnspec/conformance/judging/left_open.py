@@ -56,7 +56,7 @@ def always_causal_keys(operation: Operation) -> str | None:
 
 
 def rows_of_declared_choice(leaf: Leaf, shape: tuple[int, ...], arguments: Arguments, semantics: Semantics) -> Numbers:
-    """True where a result is not the formula's, but follows the declared choice for rows or calls without keys."""
+    """True where a declared choice for rows or calls without keys replaces the formula."""
     operation = arguments.operation
     query_size = operation.query_size
     has_rows = query_size is None or -2 in leaf.axes(query_size)  # not ``log_sum_exp``, whose last axis is n
@@ -71,7 +71,10 @@ def rows_of_declared_choice(leaf: Leaf, shape: tuple[int, ...], arguments: Argum
 
 
 def averages_unspecified_keys(arguments: Arguments, semantics: Semantics) -> bool:
-    """True if an always causal row without keys is an average, of which no declaration says over which keys."""
+    """True if a row without keys averages keys that no declaration names.
+
+    It is a row of an operation that is always causal.
+    """
     keys = always_causal_keys(arguments.operation)
     return keys is not None and semantics.fully_masked == "uniform" and not attendable(arguments, keys).any(-1).all()
 

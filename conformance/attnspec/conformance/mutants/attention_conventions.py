@@ -76,21 +76,16 @@ def padding_alone(
 
 
 @mutant(
-    "queries at the end of the longest key length, declared at each length",
-    replaces="aligned_at_lengths",
+    "linear biases top-left, where key lengths move the causal mask",
+    replaces="linear_bias",
     operations=(GroupedQueryAttention,),
     declares={"length_alignment": "at-length"},
-    breaks=("semantics.length_alignment", "masking.equals-explicit-mask", "operation.oracle"),
-    source="kernels that take one length of the cache, the largest, for the whole batch",
+    breaks=("kernels.slopes-and-sinks-are-biases", "operation.oracle"),
+    source="Dao-AILab/flash-attention#517: the mask moved, biases did not",
 )
-def at_longest_length(
-    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, lengths: Numbers, **options: Any
-) -> Numbers:
-    """All queries are aligned at the end of the longest key length, though each length is declared."""
-    longest = np.broadcast_to(np.max(lengths, initial=0), lengths.shape)
-    mask, within = options.pop("mask", None), (np.arange(key.shape[-2]) < lengths[..., None])[..., None, :]
-    mask = within if mask is None else mask & within
-    return Formulas.aligned_at_lengths(correct, query, key, value, longest, mask=mask, **options)
+def biases_stay(correct: Formulas, slopes: Numbers, n: int, m: int) -> Numbers:
+    """Linear biases count distances from position i, though key lengths align the queries."""
+    return slopes[:, None, None] * correct.distances(n, m).astype(slopes.dtype)
 
 
 @mutant(
@@ -128,7 +123,7 @@ def own_position_excluded(correct: Formulas, window: Any) -> tuple[int | None, i
     source="a symmetric window of W keys, halved",
 )
 def own_position_on_both_sides(correct: Formulas, window: Any) -> tuple[int | None, int | None]:
-    """Both sides of a window include the query's own position, which is declared for the left one."""
+    """Both sides of a window include the query's own position, declared for the left."""
     left, right = Formulas.window_sides(correct, window)
     return (None if left is None else left - 1), right and right - 1
 

@@ -127,7 +127,7 @@ def uniform_while_loaded(correct: Formulas, scores: Numbers, mask: Numbers) -> N
     source="a check of mask.any() in place of mask.any(-1).all()",
 )
 def raises_without_any_key(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Only a mask that hides all keys from all queries raises; single rows without keys, declared to, are 0."""
+    """Single rows without keys, declared to raise, are 0; without any key it raises."""
     if mask is not None and mask.size and not mask.any():
         raise ValueError("mask: expected an attendable key; got none")
     return Formulas.mask_scores(correct, scores, mask)
@@ -355,7 +355,7 @@ def reset_before_after_all(
     source="torch.nn.GRU: its recurrent bias is inside the gate, its input bias is not",
 )
 def reset_of_bias(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
-    """The reset gate multiplies the bias b_h with the product: R ⊙ (H W_hh + b_h)."""
+    """The reset gate multiplies the bias too: R ⊙ (H W_hh + b_h)."""
     return correct.state_activation(correct.reset_after_product(x, h, reset, p) + (reset - 1) * p.b_h)
 
 
@@ -431,7 +431,7 @@ def absolute_after_all(correct: Formulas, n: int, m: int) -> Numbers:
     source="a race: sums are read before the last one is written",
 )
 class LostInEveryOtherCall(Formulas):
-    """Every other call leaves out the last value, though repetitions are declared to agree within their budgets."""
+    """Every other call leaves out the last value; budgets are declared for repetitions."""
 
     calls = 0
 

@@ -73,7 +73,10 @@ class AtLengths(Formulas):
     declares={"length_alignment": "at-length", "causal_alignment": "bottom-right"},
 )
 class AtEnds(Library):
-    """Query i is at position ℓ − n + i, or at m − n + i without lengths, as in `flash_attn_with_kvcache`."""
+    """The last query is at the end of its key length, or of all keys.
+
+    `flash_attn_with_kvcache` does so.
+    """
 
     def compute(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
         """The formula under both choices."""

@@ -79,7 +79,7 @@ class ByShapeOfMask(Formulas):
     """Rows without keys are NaN under a mask that all queries share, else 0."""
 
     def mask_scores(self, scores: Numbers, mask: Numbers) -> Numbers:
-        """Scores with −∞ at masked keys, or NaN in rows without keys if many queries share the mask."""
+        """Scores with −∞ at masked keys; NaN in rows without keys under shared masks."""
         hidden = Formulas.mask_scores(self, scores, mask)
         if mask is None or mask.shape[-2] != 1 or mask.ndim < scores.ndim or scores.shape[-2] == 1:
             return hidden
@@ -265,7 +265,7 @@ class Guarded(Formulas):
 
 @variant("rows of −∞ are uniform, declared", operations=(Softmax,), declares={"minus_infinity": "uniform"})
 class UniformAtMinusInfinity(Formulas):
-    """Rows whose attendable scores are all −∞ have equal weights, as if these scores were finite."""
+    """Rows of −∞ have equal weights, as rows of equal finite scores have."""
 
     def mask_scores(self, scores: Numbers, mask: Numbers) -> Numbers:
         """Scores with −∞ at masked keys; 0 at attendable keys of rows of −∞."""
