@@ -185,6 +185,42 @@ def test_rows_without_keys_are_as_declared(choice: str, row: float | None) -> No
     assert not judge(SDPA, output, **arguments.passed, semantics={"fully_masked": choice})
 
 
+@pytest.mark.parametrize("hidden", [False, True])
+def test_rows_without_keys_are_nan_as_declared_beside_nan_values(hidden: bool) -> None:
+    arguments = inputs(SDPA, 2, queries=3, keys=6).replaced({"mask": np.array([[1], [0], [1]], bool)})
+    arguments.array("value")[0, 2, 0] = np.nan
+    output = REFERENCE[SDPA](**arguments.values_by_name)
+    output[:, 1] = np.nan
+    semantics = {"fully_masked": "nan", "attendable_nan": "hidden" if hidden else "propagates"}
+    assert judge(SDPA, output, **arguments.passed, semantics=semantics)
+    output[0, :, 0] = 7.0, np.nan, 7.0
+    assert bool(judge(SDPA, output, **arguments.passed, semantics=semantics)) == hidden
+    output[0, 1, 0] = 7.0
+    assert not judge(SDPA, output, **arguments.passed, semantics=semantics)
+
+
+def test_a_mask_whose_shape_has_no_choice_leaves_its_rows_without_keys_open() -> None:
+    arguments = inputs(SDPA, 2, queries=3, keys=6).replaced({"mask": np.zeros((1, 6), bool)})
+    output = REFERENCE[SDPA](**arguments.values_by_name)
+    semantics = {"fully_masked": {"full": "zero", "no-batch": "nan"}}
+    assert judge(SDPA, output, **arguments.passed, semantics=semantics).left_open == 1
+    assert judge(SDPA, output, **arguments.passed, semantics={"fully_masked": {"full": "zero"}})
+
+
+def test_averages_of_an_always_causal_model_are_left_open() -> None:
+    """No declaration says whether such an average includes the keys behind the query."""
+    arguments = inputs("decoder_layer", 2, queries=5, keys=5)
+    arguments = arguments.replaced({leaf.path: None for leaf in arguments.operation.masks.values()})
+    mask = np.ones((2, 5, 5), bool)
+    mask[:, 1] = False
+    emptied = arguments.with_mask(mask, "n")
+    with choosing(fully_masked="uniform"):
+        output = REFERENCE["decoder_layer"](**emptied.values_by_name)
+    verdict = judge("decoder_layer", output, **emptied.passed, semantics={"fully_masked": "uniform"})
+    assert verdict.worst is None
+    assert verdict.left_open == 1
+
+
 def test_a_bias_leaves_the_weights_of_a_row_without_keys_equal() -> None:
     operation = "grouped_query_attention"
     arguments = inputs(operation, 2).without_masks()

@@ -11,7 +11,10 @@ from threadpoolctl import threadpool_limits
 
 from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.attendance import attendable
+from attnspec.conformance.judging.left_open import averages_unspecified_keys, rows_of_declared_choice
 from attnspec.conformance.judging.subject import Subject
+from attnspec.spec.contract.semantics import QUESTIONS
 
 KEPT_MEMORY = 2**25 - 2**16
 """Size of a block that makes the C library keep freed memory; larger blocks have no such effect."""
@@ -39,23 +42,29 @@ def on_all_cores() -> Iterator[Callable[..., Iterator[Any]]]:
 def expected(subject: Subject, part: Part) -> dict[str, Expected]:
     """Return the expected results by path, including the effects of NaN and infinite arguments.
 
-    Rows without attendable keys follow the declared ``fully_masked``. A NaN that a row attends to makes that row NaN,
-    unless ``attendable_nan`` (or ``nan_queries``, for NaN in queries) declares another choice. Results that depend on
-    infinities are left open. So are results of masked NaN or infinities if ``masked_nonfinite`` is ``propagates``.
+    Rows without attendable keys follow the declared ``fully_masked``, calls without keys ``no_keys``. A NaN that a row
+    attends to makes that row NaN, unless ``attendable_nan`` (or ``nan_queries``, for NaN in queries) declares another
+    choice. Results that depend on infinities are left open, except weights of a row of −∞. So are results of masked NaN
+    or infinities if ``masked_nonfinite`` is ``propagates``.
     """
     arguments = part.arguments
     expectations = {path: Expected(x.value, x.budget) for path, x in subject.oracles(arguments).items()}
-    if subject.semantics.fully_masked != "zero" and arguments.keys_count and arguments.operation.mask is not None:
+    if arguments.operation.mask is not None:
         expectations = _with_empty_rows(subject, arguments, expectations)
     float_arrays = [x for _, x in arguments.floats]
     if all(np.isfinite(x).all() for x in float_arrays):
         return expectations
     if not any(np.isinf(x).any() for x in float_arrays) and _propagates(subject, arguments):
         exact = subject.oracle_values(arguments)
-        expectations = {path: x._replace(nan=np.isnan(exact[path])) for path, x in expectations.items()}
+        expectations = {
+            path: x._replace(nan=np.isnan(exact[path]) | (False if x.nan is None else x.nan))
+            for path, x in expectations.items()
+        }
     if subject.semantics.masked_nonfinite == "propagates" and arguments.operation.masks:
         unmasked = subject.oracle_values(arguments.unordered().without_masks())
         expectations = {path: _with_open_results(x, ~np.isfinite(unmasked[path])) for path, x in expectations.items()}
+    if QUESTIONS["minus_infinity"].concerns(arguments.operation):
+        expectations = _with_low_rows(subject, arguments, expectations)
     return expectations
 
 
@@ -68,12 +77,23 @@ def _propagates(subject: Subject, arguments: Arguments) -> bool:
 
 
 def _with_empty_rows(subject: Subject, arguments: Arguments, results: Mapping[str, Expected]) -> dict[str, Expected]:
-    """Set rows without attendable keys to the declared NaN or average; other choices leave them open."""
-    undefined = {path: np.isnan(x.value) for path, x in results.items()}
-    if subject.semantics.fully_masked == "nan":
+    """Set rows without attendable keys to the declared NaN or average.
+
+    Other choices leave them open. If there are no keys at all, ``no_keys`` decides for the leading result.
+    """
+    operation, semantics = arguments.operation, subject.semantics
+    choice = semantics.fully_masked if arguments.keys_count else semantics.no_keys
+    if choice not in ("nan", "uniform"):
+        return dict(results)
+    leaves = operation.outputs if arguments.keys_count else (operation.leading,)
+    undefined = {path: np.zeros(x.value.shape, bool) for path, x in results.items()}
+    undefined |= {
+        leaf.path: rows_of_declared_choice(leaf, undefined[leaf.path].shape, arguments, semantics) for leaf in leaves
+    }
+    if choice == "nan":
         return {path: x._replace(nan=undefined[path]) for path, x in results.items()}
     # Under a causal mask, no declaration tells which keys an average includes.
-    known = subject.semantics.fully_masked == "uniform" and arguments.unordered() is arguments
+    known = arguments.unordered() is arguments and not averages_unspecified_keys(arguments, semantics)
     if not known or not any(rows.any() for rows in undefined.values()):
         return dict(results)
     averages = subject.normative_oracles(arguments)
@@ -83,6 +103,25 @@ def _with_empty_rows(subject: Subject, arguments: Arguments, results: Mapping[st
             np.where(undefined[path], averages[path].budget, x.budget),
         )
         for path, x in results.items()
+    }
+
+
+def _with_low_rows(subject: Subject, arguments: Arguments, results: Mapping[str, Expected]) -> dict[str, Expected]:
+    """Set rows of −∞ to the weights that ``minus_infinity`` declares."""
+    operation, choice = arguments.operation, subject.semantics.minus_infinity
+    path, (scores,) = operation.leading.path, operation.scores_scale_with
+    allowed, x = attendable(arguments, semantics=subject.semantics), arguments.array(scores)
+    low = allowed & ~np.any(allowed & (x != -np.inf), axis=-1, keepdims=True)
+    right = results[path]
+    if choice == "nan":
+        nan = low if right.nan is None else right.nan | low
+        return {**results, path: Expected(np.where(low, np.nan, right.value), right.budget, nan)}
+    # Equal weights are those of equal finite scores.
+    weights = subject.oracles(arguments.replaced({scores: np.where(low, x.dtype.type(0), x)}))[path]
+    value, budget = (weights.value, weights.budget) if choice == "uniform" else (0.0, 0.0)
+    return {
+        **results,
+        path: right._replace(value=np.where(low, value, right.value), budget=np.where(low, budget, right.budget)),
     }
 
 

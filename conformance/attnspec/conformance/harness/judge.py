@@ -16,7 +16,7 @@ from attnspec.conformance.harness.filters import shared_error
 from attnspec.conformance.harness.hidden_defects import hidden_defects
 from attnspec.conformance.harness.other_readings import Call, right_reading
 from attnspec.conformance.harness.parts import Part, extent, pairs, parts, whole, with_rows
-from attnspec.conformance.harness.record import Record
+from attnspec.conformance.harness.record import Record, declared_to_raise
 from attnspec.conformance.harness.verdict import Verdict
 from attnspec.conformance.judging.sampled_rows import rows_to_judge
 from attnspec.conformance.judging.subject import Subject
@@ -67,7 +67,7 @@ def judge(
     results = reading.results_of(described, output, inputs, "output")
     dtype, inputs = reading.in_one_dtype(described, inputs, results)
     reading.demand_dtype(described, results, dtype, "output")
-    subject = reading.subject_of(described, dtype, precision, semantics)
+    subject = reading.subject_of(described, dtype, precision, semantics, inputs)
     rng = reading.generator(seed, "judge")
     record = Record(subject)
     _judge_results(record, whole(inputs, results), rng, ensembles)
@@ -90,6 +90,7 @@ def judge(
 
 def _judge_results(record: Record, call: Part, rng: np.random.Generator, ensembles: bool) -> None:
     subject, operation = record.subject, record.subject.operation
+    record.outside = declared_to_raise(subject, call.arguments)
     judged_parts = list(parts(subject, call, rng))
     # The subject's backend is a placeholder: the dtype of `alibi_slopes`, say, is read from these results.
     for part in judged_parts:

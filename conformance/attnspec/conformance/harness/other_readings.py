@@ -77,7 +77,7 @@ def _explaining_class(call: Call, judge: Callable[[Call], Verdict]) -> str:
     classes = explaining_classes(declared, subject.dtype, has_exact_scale(arguments))
 
     def under(name: str) -> Verdict:
-        other = reading.subject_of(subject.operation, subject.dtype, name, vars(subject.semantics))
+        other = reading.subject_of(subject.operation, subject.dtype, name, vars(subject.semantics), arguments)
         # `replaced` copies the arguments, which remember budgets of the class under which they were judged.
         return judge(call._replace(subject=other, arguments=arguments.replaced({})))
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from attnspec.conformance.harness.arrays import EIGHT_BITS, read
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.attendance import with_choice_of_masks
 from attnspec.conformance.inputs.dtypes import NARROW, is_float, numpy_dtype
 from attnspec.conformance.inputs.quantization import exact_values
 from attnspec.conformance.judging.declaration import Contract
@@ -18,6 +20,7 @@ from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.quantized import Quantized
+from attnspec.spec.contract.semantics import DeclaredSemantics
 from attnspec.spec.contract.shapes import ShapeError, bind, results
 from attnspec.spec.contract.tree import (
     Branch,
@@ -263,9 +266,15 @@ def in_one_dtype(operation: Operation, arguments: Arguments, outputs: Results | 
 
 
 def subject_of(
-    operation: Operation, dtype: str, precision: str | Mapping[str, Any] | None, semantics: Mapping[str, Any] | None
+    operation: Operation,
+    dtype: str,
+    precision: str | Mapping[str, Any] | None,
+    semantics: Mapping[str, Any] | None,
+    arguments: Arguments | None = None,
 ) -> Subject:
     """Return a subject of an operation and dtype, with the declared precision class and choices.
+
+    If a choice depends on the shape of the mask, that of ``arguments`` decides.
 
     Errors: ``ValueError`` for an unknown class or choice, ``TypeError`` for a class that is not a string.
     """
@@ -276,4 +285,8 @@ def subject_of(
     # A backend that only carries declarations: its operation is never called.
     backend = SimpleNamespace(name="the judged result", precision=declared, semantics=semantics)
     setattr(backend, operation.name, lambda *arguments, **options: None)
-    return Subject(backend, Contract.of(backend), operation, dtype, "cpu")
+    contract = Contract.of(backend)
+    if arguments is not None:
+        chosen = with_choice_of_masks(contract.semantics[operation.name], arguments)
+        contract = replace(contract, semantics=DeclaredSemantics(chosen))
+    return Subject(backend, contract, operation, dtype, "cpu")

@@ -28,6 +28,11 @@ def overflow(subject: Subject, arguments: Arguments) -> str:
     return ""
 
 
+def declared_to_raise(subject: Subject, arguments: Arguments) -> str:
+    """Return a sentence if this call is declared to raise; else an empty one."""
+    return "the call is declared to raise, so that no result is right" if subject.refuses(arguments) else ""
+
+
 class Record:
     """Comparisons of one judgement, and the worst number so far.
 

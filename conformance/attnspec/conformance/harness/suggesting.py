@@ -44,7 +44,7 @@ def suggest_inputs(
     """
     described = operation_named(operation, "suggest_inputs")
     dtype, inputs = in_one_dtype(described, arguments_of(described, arguments, options))
-    subject = subject_of(described, dtype, precision, semantics)
+    subject = subject_of(described, dtype, precision, semantics, inputs)
     best: tuple[int, Arguments] | None = None
     for candidate in _candidates(subject, inputs, generator(seed, "suggest_inputs")):
         hidden_count = len(_hidden_defects(subject, candidate, seed))

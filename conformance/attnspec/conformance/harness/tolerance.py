@@ -135,7 +135,7 @@ def tolerance(
         rows, options = None, {**options, "rows": rows}
     inputs = reading.arguments_of(described, arguments, options)
     dtype, inputs = reading.in_one_dtype(described, inputs)
-    subject = reading.subject_of(described, dtype, precision, semantics)
+    subject = reading.subject_of(described, dtype, precision, semantics, inputs)
     rng = reading.generator(seed, "tolerance")
     float_dtype, convert = converter_to_arrays_like(_first_array([*arguments, *options.values()]))
     chosen = None if rows is None else _chosen_rows(subject, inputs, rows, rng)

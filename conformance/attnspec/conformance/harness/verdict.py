@@ -61,7 +61,7 @@ class Verdict:
         untold: share of the numbers whose budgets are too wide to judge.
         left_open: share of the numbers that the declared choices leave open, such as results of infinities.
         outside: reason why there is no verdict: the precision class may overflow at these inputs, most budgets are too
-            wide, or every number is left open; else empty.
+            wide, every number is left open, or the call is declared to raise; else empty.
         together: an error that many rows share and no single number shows; else empty.
         ensemble: number of rows that were tested for such errors, or the reason why none were, as text.
         hidden, diagnose, propose: functions that compute ``cannot_see``, ``diagnosis``, and the reading under which a

@@ -1,6 +1,7 @@
 """Keys that each query may attend to, by mask, causal flag, window and lengths."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,33 @@ def mask_shape(arguments: Arguments, keys: str | None = None) -> tuple[int, ...]
     """
     operation = arguments.operation
     return arguments.binding.shape(operation.masks[keys or operation.key_size or ""])
+
+
+def mask_encodings(arguments: Arguments, keys: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of a mask for ``keys``, by name of the encoding: see ``ENCODINGS``."""
+    shape, core = mask_shape(arguments, keys), arguments.operation.masks[keys].core
+    shapes = {"full": shape}
+    if len(core) > 1 and core[-2].broadcast:
+        shapes["queries-alike"] = (*shape[:-2], 1, shape[-1])
+    if core[-1].broadcast:
+        shapes["keys-alike"] = (*shape[:-1], 1)
+    if len(shape) > len(core):
+        shapes["no-batch"] = shape[len(shape) - len(core) :]
+    return shapes
+
+
+def with_choice_of_masks(semantics: Semantics, arguments: Arguments) -> Semantics:
+    """The semantics with the choice of ``fully_masked`` that the masks' shapes decide.
+
+    They are returned unchanged if there is no mask, or if a mask has the shape of no choice or of several.
+    """
+    choices: set[Any] = set()
+    for keys, leaf in arguments.operation.masks.items():
+        mask = arguments[leaf.path]
+        if mask is not None:
+            names = [name for name, shape in mask_encodings(arguments, keys).items() if shape == mask.shape]
+            choices |= {semantics.without_keys[name] for name in names} or {None}
+    return replace(semantics, fully_masked=choices.pop()) if len(choices) == 1 and None not in choices else semantics
 
 
 def attendable(

@@ -55,22 +55,33 @@ def always_causal_keys(operation: Operation) -> str | None:
     return keys if keys in operation.masks else None
 
 
-def with_unspecified(leaf: Leaf, result: Judged, arguments: Arguments, semantics: Semantics) -> Judged:
-    """The oracle, with NaN and infinite budgets where a declared choice leaves elements unspecified."""
+def rows_of_declared_choice(leaf: Leaf, shape: tuple[int, ...], arguments: Arguments, semantics: Semantics) -> Numbers:
+    """True where a declared choice for rows or calls without keys replaces the formula."""
     operation = arguments.operation
     query_size = operation.query_size
     has_rows = query_size is None or -2 in leaf.axes(query_size)  # not ``log_sum_exp``, whose last axis is n
-    shape = result.value.shape
-    open_: Numbers = np.zeros(shape, bool)
     if semantics.no_keys != "zero" and not all(map(arguments.size, operation.masks)):
-        open_ = np.ones(shape, bool)
-    elif semantics.fully_masked != "zero" and has_rows:
-        live = live_rows(arguments, semantics=semantics)
-        keys = always_causal_keys(operation)
-        if keys is not None and semantics.fully_masked == "uniform" and not attendable(arguments, keys).any(-1).all():
-            # No declaration says which keys such an average includes, and in models later layers attend to the row.
-            live = np.zeros(live.shape, bool)
-        open_ = np.broadcast_to(with_feature_axes(~live, leaf, query_size), shape)
+        return np.ones(shape, bool)
+    if semantics.fully_masked == "zero" or not has_rows:
+        return np.zeros(shape, bool)
+    live = live_rows(arguments, semantics=semantics)
+    if averages_unspecified_keys(arguments, semantics):
+        live = np.zeros(live.shape, bool)  # in models, later layers attend to the row
+    return np.broadcast_to(with_feature_axes(~live, leaf, query_size), shape)
+
+
+def averages_unspecified_keys(arguments: Arguments, semantics: Semantics) -> bool:
+    """True if a row without keys averages keys that no declaration names.
+
+    It is a row of an operation that is always causal.
+    """
+    keys = always_causal_keys(arguments.operation)
+    return keys is not None and semantics.fully_masked == "uniform" and not attendable(arguments, keys).any(-1).all()
+
+
+def with_unspecified(leaf: Leaf, result: Judged, arguments: Arguments, semantics: Semantics) -> Judged:
+    """The oracle, with NaN and infinite budgets where a declared choice leaves elements unspecified."""
+    open_ = rows_of_declared_choice(leaf, result.value.shape, arguments, semantics)
     if not open_.any():
         return result
     return replace(result, value=np.where(open_, np.nan, result.value), budget=np.where(open_, np.inf, result.budget))

@@ -15,7 +15,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.inputs.attendance import live_rows as live
-from attnspec.conformance.inputs.attendance import mask_shape
+from attnspec.conformance.inputs.attendance import mask_encodings, mask_shape
 from attnspec.conformance.judging.checks import Function, checks
 from attnspec.conformance.judging.comparison import number_text
 from attnspec.conformance.judging.foreign_calls import Raised
@@ -149,17 +149,9 @@ def _encodings(
     arguments: Arguments, keys: str, subject: Subject, *, all_kinds: bool
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of mask encodings; unless ``all_kinds``, only the full mask."""
-    shape, core = mask_shape(arguments, keys), subject.operation.masks[keys].core
-    batch = shape[: len(shape) - len(core)]
-    yield ENCODINGS["full"], shape
-    if not all_kinds:
-        return
-    if len(core) > 1 and core[-2].broadcast:
-        yield ENCODINGS["queries-alike"], (*shape[:-2], 1, shape[-1])
-    if core[-1].broadcast:
-        yield ENCODINGS["keys-alike"], (*shape[:-1], 1)
-    if batch and subject.limits.broadcasting:
-        yield ENCODINGS["no-batch"], shape[len(batch) :]
+    for name, shape in mask_encodings(arguments, keys).items():
+        if name == "full" or (all_kinds and (name != "no-batch" or subject.limits.broadcasting)):
+            yield ENCODINGS[name], shape
 
 
 def _observe_empty_rows(

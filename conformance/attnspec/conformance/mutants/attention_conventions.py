@@ -76,6 +76,19 @@ def padding_alone(
 
 
 @mutant(
+    "linear biases top-left, where key lengths move the causal mask",
+    replaces="linear_bias",
+    operations=(GroupedQueryAttention,),
+    declares={"length_alignment": "at-length"},
+    breaks=("kernels.slopes-and-sinks-are-biases", "operation.oracle"),
+    source="Dao-AILab/flash-attention#517: the mask moved, biases did not",
+)
+def biases_stay(correct: Formulas, slopes: Numbers, n: int, m: int) -> Numbers:
+    """Linear biases count distances from position i, though key lengths align the queries."""
+    return slopes[:, None, None] * correct.distances(n, m).astype(slopes.dtype)
+
+
+@mutant(
     "windows include the query's own position",
     replaces="window_sides",
     operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention, SlidingWindowMask),
@@ -99,6 +112,20 @@ def own_position_included(correct: Formulas, window: Any) -> tuple[int | None, i
 def own_position_excluded(correct: Formulas, window: Any) -> tuple[int | None, int | None]:
     """The left side of a window excludes the query's own position, against the declaration."""
     return (None, None) if window is None else window
+
+
+@mutant(
+    "both sides of windows include the query's own position, declared for the left",
+    replaces="window_sides",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention, SlidingWindowMask),
+    declares={"window_left": "includes-own"},
+    breaks=("operation.oracle",),
+    source="a symmetric window of W keys, halved",
+)
+def own_position_on_both_sides(correct: Formulas, window: Any) -> tuple[int | None, int | None]:
+    """Both sides of a window include the query's own position, declared for the left."""
+    left, right = Formulas.window_sides(correct, window)
+    return (None if left is None else left - 1), right and right - 1
 
 
 @mutant(

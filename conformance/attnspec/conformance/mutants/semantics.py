@@ -119,6 +119,21 @@ def uniform_while_loaded(correct: Formulas, scores: Numbers, mask: Numbers) -> N
 
 
 @mutant(
+    "calls without any attendable key raise, declared for each row",
+    replaces="mask_scores",
+    operations=(Softmax, ScaledDotProductAttention),
+    declares={"fully_masked": "error"},
+    breaks=("semantics.fully_masked",),
+    source="a check of mask.any() in place of mask.any(-1).all()",
+)
+def raises_without_any_key(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """Single rows without keys, declared to raise, are 0; without any key it raises."""
+    if mask is not None and mask.size and not mask.any():
+        raise ValueError("mask: expected an attendable key; got none")
+    return Formulas.mask_scores(correct, scores, mask)
+
+
+@mutant(
     "a row without keys makes every gradient NaN, declared NaN",
     replaces="differentiate",
     operations=(ScaledDotProductAttention, AdditiveAttention),
@@ -332,6 +347,19 @@ def reset_before_after_all(
 
 
 @mutant(
+    "reset gate multiplies the bias too, declared after the product",
+    replaces="gru_candidate",
+    operations=(GRUCell,),
+    declares={"gru_reset": "after"},
+    breaks=("semantics.gru_reset", "operation.oracle", "operation.gradient"),
+    source="torch.nn.GRU: its recurrent bias is inside the gate, its input bias is not",
+)
+def reset_of_bias(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
+    """The reset gate multiplies the bias too: R ⊙ (H W_hh + b_h)."""
+    return correct.state_activation(correct.reset_after_product(x, h, reset, p) + (reset - 1) * p.b_h)
+
+
+@mutant(
     "update gate of the state, declared of the candidate",
     replaces="gru_update",
     operations=(GRUCell,),
@@ -393,6 +421,25 @@ def blocks_after_all(correct: Formulas, x: Numbers, group: int) -> Numbers:
 def absolute_after_all(correct: Formulas, n: int, m: int) -> Numbers:
     """Linear biases penalise |i − j|, as specified; i − j is declared."""
     return Formulas.distances(correct, n, m)
+
+
+@mutant(
+    "last key left out in every other call, declared within budget",
+    operations=(ScaledDotProductAttention, AttentionPooling),
+    declares={"repeatability": "within-budget"},
+    breaks=("operation.oracle",),
+    source="a race: sums are read before the last one is written",
+)
+class LostInEveryOtherCall(Formulas):
+    """Every other call leaves out the last value; budgets are declared for repetitions."""
+
+    calls = 0
+
+    def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
+        """Weighted sums, in every other call without the last value."""
+        self.calls += 1
+        kept = value.shape[-2] - self.calls % 2 if value.shape[-2] else 0
+        return Formulas.attention_pooling(self, weights[..., :kept], value[..., :kept, :])
 
 
 @mutant(

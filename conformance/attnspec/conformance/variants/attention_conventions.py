@@ -1,11 +1,14 @@
 """Variants of attention kernels whose alignment, windows or logarithms are declared."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.variants.registry import variant
+from attnspec.reference.defining.choices import choosing
+from attnspec.spec.contract.operation import Operation
 from attnspec.spec.kernels import (
     GroupedQueryAttention,
     MergeAttention,
@@ -62,6 +65,23 @@ class AtLengths(Formulas):
         return Formulas.grouped_query_attention(
             self, query, key, value, mask=mask, causal=causal, window=window, bias=bias, slopes=slopes, **options
         )
+
+
+@variant(
+    "queries at the end of key lengths, else of all keys, declared",
+    operations=(GroupedQueryAttention,),
+    declares={"length_alignment": "at-length", "causal_alignment": "bottom-right"},
+)
+class AtEnds(Library):
+    """The last query is at the end of its key length, or of all keys.
+
+    `flash_attn_with_kvcache` does so.
+    """
+
+    def compute(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+        """The formula under both choices."""
+        with choosing(length_alignment="at-length", causal_alignment="bottom-right"):
+            return super().compute(operation, arguments)
 
 
 @variant(

@@ -1,13 +1,15 @@
 """Variants with declared deviations at edge cases."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.variants.registry import variant
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
-from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention, VariableLengthAttention
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention, RotaryEmbedding, VariableLengthAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AveragePooling, NadarayaWatson
 from attnspec.spec.positional import SinusoidalPositionalEncoding
@@ -66,6 +68,37 @@ class NotANumber(Formulas):
     def shift(self, scores: Numbers) -> Numbers:
         """The maximum of each row, even if it is −∞."""
         return np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+
+
+@variant(
+    "rows without keys NaN under (1, m) masks, 0 under (n, m) masks, declared",
+    operations=(Softmax, ScaledDotProductAttention),
+    declares={"fully_masked": {"full": "zero", "queries-alike": "nan"}},
+)
+class ByShapeOfMask(Formulas):
+    """Rows without keys are NaN under a mask that all queries share, else 0."""
+
+    def mask_scores(self, scores: Numbers, mask: Numbers) -> Numbers:
+        """Scores with −∞ at masked keys; NaN in rows without keys under shared masks."""
+        hidden = Formulas.mask_scores(self, scores, mask)
+        if mask is None or mask.shape[-2] != 1 or mask.ndim < scores.ndim or scores.shape[-2] == 1:
+            return hidden
+        return np.where(mask.any(-1, keepdims=True), hidden, scores.dtype.type(np.nan))
+
+
+@variant(
+    "rows without keys raise, declared",
+    operations=(Softmax, ScaledDotProductAttention),
+    declares={"fully_masked": "error"},
+)
+class NeedsKeysInEveryRow(Formulas):
+    """Rows without attendable keys raise."""
+
+    def mask_scores(self, scores: Numbers, mask: Numbers) -> Numbers:
+        """Scores with −∞ at masked keys; ``ValueError`` for a row without keys."""
+        if mask is not None and mask.shape[-1] and not mask.any(-1).all():
+            raise ValueError("mask: expected a key in every row; got a row without keys")
+        return Formulas.mask_scores(self, scores, mask)
 
 
 @variant(
@@ -230,6 +263,42 @@ class Guarded(Formulas):
         return np.zeros(scores.shape, bool)
 
 
+@variant("rows of −∞ are uniform, declared", operations=(Softmax,), declares={"minus_infinity": "uniform"})
+class UniformAtMinusInfinity(Formulas):
+    """Rows of −∞ have equal weights, as rows of equal finite scores have."""
+
+    def mask_scores(self, scores: Numbers, mask: Numbers) -> Numbers:
+        """Scores with −∞ at masked keys; 0 at attendable keys of rows of −∞."""
+        low = Formulas.undefined_weights(self, scores, mask)
+        return np.where(low, scores.dtype.type(0), Formulas.mask_scores(self, scores, mask))
+
+    def undefined_weights(self, scores: Numbers, mask: Numbers) -> Numbers:
+        """False everywhere: no row is undefined."""
+        return np.zeros(scores.shape, bool)
+
+
+@variant(
+    "NaN in queries read as 0, declared",
+    operations=(ScaledDotProductAttention, NadarayaWatson),
+    declares={"nan_queries": "hidden"},
+    differentiable=False,
+)
+class NaNQueriesHidden(Formulas):
+    """NaN in a query is read as 0."""
+
+    def scaled_dot_product_attention(self, query: Numbers, *arrays: Numbers, **options: Any) -> Numbers:
+        """Attention by queries without NaN."""
+        return Formulas.scaled_dot_product_attention(self, _without_nan(query), *arrays, **options)
+
+    def nadaraya_watson(self, query: Numbers, *arrays: Numbers, **options: Any) -> Numbers:
+        """Kernel regression by queries without NaN."""
+        return Formulas.nadaraya_watson(self, _without_nan(query), *arrays, **options)
+
+
+def _without_nan(x: Numbers) -> Numbers:
+    return np.where(np.isnan(x), x.dtype.type(0), x)
+
+
 @variant("odd widths raise, declared", operations=(SinusoidalPositionalEncoding,), declares={"odd_encoding": "error"})
 class EvenOnly(Formulas):
     """Odd widths raise, because sines and cosines come in pairs."""
@@ -278,6 +347,32 @@ class ForgetPlusOne(Formulas):
     def forget_bias(self, p: LSTMParameters[Numbers]) -> Numbers:
         """The bias plus 1."""
         return 1 + p.b_f
+
+
+@variant("rotary pairs of halves, declared", operations=(RotaryEmbedding,), declares={"rotary_pairs": "halves"})
+class Halves(Formulas):
+    """Features i and i + d/2 are turned together, as in Llama's weights."""
+
+    def split_pairs(self, x: Numbers) -> tuple[Numbers, Numbers]:
+        """The first and the second half of the features."""
+        half = x.shape[-1] // 2
+        return x[..., :half], x[..., half:]
+
+    def join_pairs(self, first: Numbers, second: Numbers) -> Numbers:
+        """One half after the other."""
+        return np.concatenate([first, second], axis=-1)
+
+
+@variant(
+    "shapes not checked, declared",
+    operations=(ScaledDotProductAttention, DotScores),
+    declares={"rejection": "unchecked"},
+)
+class Unchecked(Library):
+    """Shapes are for the caller to check."""
+
+    def check(self, operation: Operation, arguments: Mapping[str, Any]) -> None:
+        """Check nothing."""
 
 
 @variant(
