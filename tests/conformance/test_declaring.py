@@ -165,6 +165,19 @@ def test_limits_explain_refused_sizes() -> None:
     assert (explained.limits, set(explained.laws.values())) == ({"max_length": 40}, {"limits"})
 
 
+def test_refused_sizes_do_not_hide_refused_options() -> None:
+    def one_width(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Numbers:
+        if not query.shape[-1] == value.shape[-1] == 64:
+            raise ValueError(f"head size {query.shape[-1]} is not supported")
+        if mask is not None:
+            raise NotImplementedError("masks are not supported")
+        return attention(query, key, value, causal=causal)
+
+    explained = explanation((FORMULA,), one_width)
+    assert (explained.limits, set(explained.laws)) == ({"mask": False, "head_sizes": (64,)}, {FORMULA})
+    assert explained.evidence["mask"].startswith("raised NotImplementedError: masks are not supported")
+
+
 def ignores_masks_beside_causal(*arrays: Numbers, mask: Any = None, causal: bool = False) -> Numbers:
     """Attention that refuses masks, but ignores them under the causal flag."""
     if mask is not None and not causal:

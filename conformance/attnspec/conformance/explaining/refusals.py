@@ -122,7 +122,8 @@ def refusals(subject: Subject, mark: Mark) -> Refusals:
             return replace(narrower, limits={**limit, **narrower.limits}, exceptions=exceptions)
     if not probes.accepts_any:
         return Refusals(everything=probes.refused_all, exceptions={REFUSED: probes.message})
-    limits, exceptions = _option_limits(subject, mark)
+    limits: dict[str, Any] = {}
+    exceptions: dict[str, str] = {}
     for limits_of_kind in (
         probes.lengths, probes.features, probes.batches, probes.min_length, probes.min_batch, probes.layouts,
         probes.gradients,
@@ -131,6 +132,11 @@ def refusals(subject: Subject, mark: Mark) -> Refusals:
         observed = limits_of_kind()
         limits |= observed
         exceptions |= dict.fromkeys(observed, probes.message)
+    # Options are tried within these limits, since a refused size would hide what becomes of them.
+    contract = replace(subject.contract, limits=replace(subject.limits, **limits))
+    within = Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
+    option_limits, messages = _option_limits(within, mark)
+    limits, exceptions = {**option_limits, **limits}, {**messages, **exceptions}
     others = {d: _Probes(_with_dtype(subject, d), mark) for d in subject.limits.dtypes if d != subject.dtype}
     refused = {d: dtype_probes.message for d, dtype_probes in others.items() if dtype_probes.refused_all}
     if refused:
