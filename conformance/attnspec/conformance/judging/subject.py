@@ -156,7 +156,8 @@ class Subject(Comparisons):
         """A new backend array in C order, so that equal shapes have equal strides."""
         function = getattr(self.backend, "from_numpy", None)
         if isinstance(x, Quantized):
-            return Quantized(*map(self.convert, (x.codes, x.scales, x.global_scale)), x.dtype)
+            codes, scales, global_scale = map(self.convert, (x.codes, x.scales, x.global_scale))
+            return Quantized(codes, scales, global_scale, x.dtype)
         if not isinstance(x, np.ndarray):
             return x
         x = np.array(x, order="C")

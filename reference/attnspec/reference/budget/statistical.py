@@ -52,7 +52,7 @@ class Statistical(Approximate):
 
     @property
     def variance_of_running_sums(self) -> Numbers | float:
-        """Variance that a running maximum adds to the sums of exponentials of these weights, relative to the sums."""
+        """Relative variance that a running maximum adds to the rows' sums of exponentials."""
         return 0.0
 
     @property
