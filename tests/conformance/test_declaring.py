@@ -171,10 +171,13 @@ def test_refused_sizes_do_not_hide_refused_options() -> None:
             raise ValueError(f"head size {query.shape[-1]} is not supported")
         if mask is not None:
             raise NotImplementedError("masks are not supported")
+        if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+            raise ValueError("broadcasting is not supported")
         return attention(query, key, value, causal=causal)
 
     explained = explanation((FORMULA,), one_width)
-    assert (explained.limits, set(explained.laws)) == ({"mask": False, "head_sizes": (64,)}, {FORMULA})
+    expected = {"broadcasting": False, "mask": False, "head_sizes": (64,)}
+    assert (explained.limits, set(explained.laws)) == (expected, {FORMULA})
     assert explained.evidence["mask"].startswith("raised NotImplementedError: masks are not supported")
 
 

@@ -36,6 +36,9 @@ TRIED_PER_OPTION = 8
 WORK = 2.0**14
 """Largest number of multiply-adds of one input."""
 
+WORK_AT_LARGE_SIZES = 2.0**18
+"""The same where limits allow only large sizes, of which few inputs would be left."""
+
 GRID = 2
 """Size of each axis of a grid in a plain call."""
 
@@ -354,7 +357,9 @@ def _option_limits(subject: Subject, mark: Mark) -> tuple[dict[str, Any], dict[s
 def _varied_inputs(subject: Subject, mark: Mark) -> Iterator[Arguments]:
     """Yield varied inputs that are accepted without any option; not empty ones, which libraries may not look at."""
     seed = stable_seed("refusals", subject.operation.name, subject.dtype)
-    for example in corners(subject.operation, subject.limits, seed=seed, most=TRIED_INPUTS, work=WORK):
+    limits = subject.limits
+    work = WORK_AT_LARGE_SIZES if limits.head_sizes or max(limits.multiple_of, limits.min_length) > 1 else WORK
+    for example in corners(subject.operation, limits, seed=seed, most=TRIED_INPUTS, work=work):
         arguments = subject.arguments(example)
         plain = _without_others("", arguments)
         mark(FORMULA, example)
