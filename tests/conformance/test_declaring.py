@@ -165,6 +165,22 @@ def test_limits_explain_refused_sizes() -> None:
     assert (explained.limits, set(explained.laws.values())) == ({"max_length": 40}, {"limits"})
 
 
+def test_each_limit_has_the_message_of_its_own_refusal() -> None:
+    def tiles(query: Numbers, *others: Numbers, **options: Any) -> Numbers:
+        if query.shape[-2] % 16:
+            raise ValueError("the length must be divisible by 16")
+        if query.shape[-2] > 64:
+            raise ValueError("more than 64 are not supported")
+        return attention(query, *others, **options)
+
+    backend = SimpleNamespace(name="mine", scaled_dot_product_attention=tiles)
+    subject = subjects(backend, Case(ATTENTION, "float32", LAWS))(Contract.of(backend))
+    refused = refusals(subject, lambda law, example: None)
+    assert (refused.limits["multiple_of"], refused.limits["max_length"]) == (16, 64)
+    assert refused.exceptions["multiple_of"].startswith("ValueError: the length must be divisible by 16")
+    assert refused.exceptions["max_length"].startswith("ValueError: more than 64 are not supported")
+
+
 def test_refused_sizes_do_not_hide_refused_options() -> None:
     def one_width(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Numbers:
         if not query.shape[-1] == value.shape[-1] == 64:

@@ -37,7 +37,7 @@ WORK = 2.0**14
 """Largest number of multiply-adds of one input."""
 
 WORK_AT_LARGE_SIZES = 2.0**18
-"""The same where limits allow only large sizes, of which few inputs would be left."""
+"""Largest number of multiply-adds where limits allow only large sizes."""
 
 GRID = 2
 """Size of each axis of a grid in a plain call."""
@@ -121,8 +121,8 @@ def refusals(subject: Subject, mark: Mark) -> Refusals:
         limited = Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
         narrower = refusals(limited, mark)
         if narrower.accepts_any:
-            exceptions = dict.fromkeys(limit, probes.message) | dict(narrower.exceptions)
-            return replace(narrower, limits={**limit, **narrower.limits}, exceptions=exceptions)
+            raised = dict.fromkeys(limit, probes.message) | dict(narrower.exceptions)
+            return replace(narrower, limits={**limit, **narrower.limits}, exceptions=raised)
     if not probes.accepts_any:
         return Refusals(everything=probes.refused_all, exceptions={REFUSED: probes.message})
     limits: dict[str, Any] = {}
@@ -131,10 +131,10 @@ def refusals(subject: Subject, mark: Mark) -> Refusals:
         probes.lengths, probes.features, probes.batches, probes.min_length, probes.min_batch, probes.layouts,
         probes.gradients,
     ):  # fmt: skip
-        probes.message = ""
+        probes.message, probes.messages = "", {}
         observed = limits_of_kind()
         limits |= observed
-        exceptions |= dict.fromkeys(observed, probes.message)
+        exceptions |= {name: probes.messages.get(name, probes.message) for name in observed}
     # Options are tried within these limits, since a refused size would hide what becomes of them.
     contract = replace(subject.contract, limits=replace(subject.limits, **limits))
     within = Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
@@ -176,12 +176,13 @@ class _Probes:
     """Plain calls that differ from an accepted one in a single size.
 
     ``accepts_any`` is True if there is an accepted one; ``length`` and ``width`` are its length and features.
-    ``message`` is that of the last refusal.
+    ``message`` is that of the last refusal, ``messages`` those of several limits that are found together.
     """
 
     def __init__(self, subject: Subject, mark: Mark) -> None:
         self.subject, self.mark = subject, mark
         self.refused_all, self.message = True, ""
+        self.messages: dict[str, str] = {}
         self.accepts_any, self.length, self.width = False, 0, 0
         for length, features in ((length, features) for features in FEATURES for length in TRIED_LENGTHS):
             refused = self.refused(length, features)
@@ -266,7 +267,7 @@ class _Probes:
             subject.vjp(arguments, subject.cotangents(arguments, np.random.default_rng(0)))
         except Violation as violation:
             if violation.reason is Reason.RAISED and says_unsupported(violation.message):
-                self.message = violation.message
+                self.message = violation.message.removeprefix("vjp raised ")
                 name, operations = subject.operation.name, subject.contract.operations
                 others = (o for o in operations if o != name and OPERATIONS[o].differentiable)
                 return {"gradients": tuple(o for o in others if subject.limits.gives_gradients(o))}
@@ -276,7 +277,8 @@ class _Probes:
         """Return the largest length and the common divisor of accepted lengths, if others are refused."""
         limits = self.subject.limits
         allowed = [n for n in sorted(LENGTHS) if n and not n % limits.multiple_of and n <= (limits.max_length or n)]
-        accepted, refused = _partition({length: self.refused(length, self.width) for length in allowed})
+        outcomes = {length: self.refused(length, self.width) for length in allowed}
+        accepted, refused = _partition(outcomes)
         if not refused:
             return {}
         multiple, longest = math.gcd(*accepted), max(accepted)
@@ -285,6 +287,8 @@ class _Probes:
             return {}  # no limit describes these refusals
         result, step = ({"multiple_of": multiple}, multiple) if between else ({}, 1)
         beyond = [length for length in refused if length > longest and length % step == 0]
+        shown = {"multiple_of": between[:1], "max_length": beyond[:1]}
+        self.messages = {name: str(outcomes[n]) for name, lengths in shown.items() for n in lengths}
         return result | ({"max_length": self._longest(longest, min(beyond), step)} if beyond else {})
 
     def _longest(self, accepted: int, refused: int, multiple: int) -> int:
