@@ -37,7 +37,7 @@ WORK = 2.0**14
 """Largest number of multiply-adds of one input."""
 
 WORK_AT_LARGE_SIZES = 2.0**18
-"""The same where limits allow only large sizes, of which few inputs would be left."""
+"""Largest number of multiply-adds where limits allow only large sizes."""
 
 GRID = 2
 """Size of each axis of a grid in a plain call."""
@@ -121,8 +121,8 @@ def refusals(subject: Subject, mark: Mark) -> Refusals:
         limited = Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
         narrower = refusals(limited, mark)
         if narrower.accepts_any:
-            exceptions = dict.fromkeys(limit, probes.message) | dict(narrower.exceptions)
-            return replace(narrower, limits={**limit, **narrower.limits}, exceptions=exceptions)
+            raised = dict.fromkeys(limit, probes.message) | dict(narrower.exceptions)
+            return replace(narrower, limits={**limit, **narrower.limits}, exceptions=raised)
     if not probes.accepts_any:
         return Refusals(everything=probes.refused_all, exceptions={REFUSED: probes.message})
     limits: dict[str, Any] = {}
