@@ -12,8 +12,8 @@ import pytest
 
 from attnspec.conformance import judge
 from attnspec.conformance.inputs.arguments import Numbers
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases
 from attnspec.conformance.judging.engine import judge as judge_case
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.reference import REFERENCE

@@ -19,9 +19,10 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging import declaration
 from attnspec.conformance.judging.attempt import stable_seed
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.extent import ORDER, widen
 from attnspec.conformance.judging.profiles import PROFILES, Effort, Profile
 from attnspec.conformance.judging.results import Result, Status

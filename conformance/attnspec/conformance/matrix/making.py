@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
+from attnspec.conformance.judging.cases import BOOLEAN_DTYPE, DEFAULT_DTYPE
 from attnspec.conformance.judging.causes import by_cause
-from attnspec.conformance.judging.engine import BOOLEAN_DTYPE, DEFAULT_DTYPE
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status, json_number
 from attnspec.conformance.laws import CHECKS

@@ -10,8 +10,8 @@ from typing import Any
 
 from attnspec.conformance.explaining.declaration import Declaration, declaration
 from attnspec.conformance.explaining.explanations import Diagnosis
+from attnspec.conformance.judging.cases import dtypes_of
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import dtypes_of
 from attnspec.conformance.judging.extent import ORDER, Extent, widest
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.own_errors import contained

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 
-from attnspec.conformance.judging.engine import BOOLEAN_DTYPE, DEFAULT_DTYPE, governing_laws
+from attnspec.conformance.judging.cases import BOOLEAN_DTYPE, DEFAULT_DTYPE, governing_laws
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.running.selection import matching, unknown_name

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import attnspec.conformance.laws  # noqa: F401 - the modules of the laws register their checks
 from attnspec.conformance.explaining.declaration import with_attributes
+from attnspec.conformance.judging.cases import Case, cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, cases
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.running.expectations import expectations
