@@ -231,7 +231,7 @@ def consumer(session: nox.Session) -> None:
             session.run("mypy", "--strict", ".")
             session.run("python", "-W", "error", "imports.py")
             session.run("attnspec", "check", "adapter.py", "--profile", "quick", *session.posargs)
-            session.run("python", "-m", "pytest", "-q", "-n", "logical", "suite.py")
+            session.run("python", "-m", "pytest", "-q", "-W", "error", "-n", "logical", "suite.py")
 
 
 @nox.session

@@ -50,7 +50,7 @@ def test_names_that_need_more_say_how_to_install_it(name: str) -> None:
 
 
 def test_the_command_says_how_to_install_what_it_needs() -> None:
-    done = run_in_core("from attnspec.conformance.__main__ import main\nmain()", "check", "mine.py")
+    done = run_in_core("from attnspec.__main__ import main\nmain()", "check", "mine.py")
     assert done.returncode == 2
     assert done.stdout == ""
     missing = ", ".join(MODULES)

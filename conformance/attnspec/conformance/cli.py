@@ -112,8 +112,22 @@ def _check_time_limit(seconds: float) -> None:
         _unusable(f"--time-limit: expected at least 0 and at most {MAX_TIME_LIMIT:,} seconds; got {seconds:g}")
 
 
+def _print_version(wanted: bool) -> None:
+    """Print the version and end."""
+    if wanted:
+        from attnspec.spec import VERSION
+
+        sys.stdout.write(f"attnspec {VERSION}\n")
+        raise typer.Exit
+
+
 @app.callback()
-def _signals(context: typer.Context) -> None:
+def _signals(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
     """Restore Python's signal handling, except for ``check`` and ``replay``, which report signals."""
     if context.invoked_subcommand not in ("check", "replay"):
         INTERRUPTION.disarm()

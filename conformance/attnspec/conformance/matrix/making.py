@@ -78,7 +78,7 @@ class Maker:
         rows += [_unjudged(probed, INTERRUPTED) for probed in not_started if probed.origin not in judged_rows]
         declared = {d for probed in probed_rows if probed.contract is not None for d in probed.contract.limits.dtypes}
         known_versions = versions()
-        names = ("spec", "python", "platform", "processor", "instructions", "attnspec", "numpy", self.library.package)
+        names = ("attnspec", "python", "platform", "processor", "instructions", "numpy", self.library.package)
         return Matrix(
             library=self.library.name,
             device=self.settings.device,

@@ -29,7 +29,7 @@ from attnspec.conformance.running.expectations import (
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Verdicts
-from attnspec.spec import SPEC_VERSION
+from attnspec.spec import VERSION
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
@@ -49,7 +49,7 @@ NEVER_TRIED = ("calls compiled by a framework",)
 """Kinds of calls that the suite never tries."""
 
 PACKAGES = (
-    *("attnspec", "numpy", "hypothesis", "pytest", "torch", "triton", "numba"),
+    *("numpy", "hypothesis", "pytest", "torch", "triton", "numba"),
     *("jax", "jaxlib", "onnx", "onnxruntime"),
 )
 """Packages whose versions a report states."""
@@ -400,8 +400,13 @@ def in_common(answers: Mapping[str, str]) -> str | dict[str, str] | None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of specification, machine and packages."""
-    facts = {"spec": SPEC_VERSION, "python": platform.python_version(), "platform": platform.platform(), **processor()}
+    """Return the versions of attnspec, machine and packages."""
+    facts = {
+        "attnspec": VERSION,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **processor(),
+    }
     for package in PACKAGES:
         try:
             facts[package] = version(package)
