@@ -1,7 +1,8 @@
 """Sessions of nox, ``nox -s NAME -- ARGUMENTS``: tests, checks, judging, benchmarks and documents.
 
 Every session runs in its own environment, which takes only Python from the machine. ``constraints.txt`` constrains
-every installation, except in ``minimums``, which makes its own constraints.
+every installation, except in ``minimums``, which makes its own constraints. ``--force-python 3.13`` runs a session on
+another Python.
 """
 
 import os
@@ -210,23 +211,32 @@ def rediscovery(session: nox.Session) -> None:
     session.run("python", "docs/rediscovery.py")
 
 
-@nox.session
-def consumer(session: nox.Session) -> None:
-    """Use the wheel outside of the repository, as a third party would: type-check, import, judge.
-
-    The core is used alone first: ``judge`` runs, and the command names the extra that it needs.
-    """
+def build_wheel(session: nox.Session, folder: Path) -> str:
+    """Build the wheel, copy the programs of a third party beside it, and return the wheel's URL."""
     install(session, "build", *PROJECT["build-system"]["requires"])
+    session.run("python", "-m", "build", "-q", "--wheel", "--no-isolation", "-o", str(folder), str(ROOT))
+    shutil.copytree(ROOT / "tests" / "typing" / "consumer", folder, dirs_exist_ok=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel.as_uri()
+
+
+@nox.session
+def core(session: nox.Session) -> None:
+    """Judge arrays with the wheel and its four dependencies; the command names the extra that it needs."""
     with tempfile.TemporaryDirectory() as folder:
         outside = Path(folder).resolve()
-        session.run("python", "-m", "build", "-q", "--wheel", "--no-isolation", "-o", str(outside), str(ROOT))
-        (wheel,) = outside.glob("*.whl")
-        shutil.copytree(ROOT / "tests" / "typing" / "consumer", outside, dirs_exist_ok=True)
-        install(session, f"attnspec @ {wheel.as_uri()}")
+        install(session, f"attnspec @ {build_wheel(session, outside)}")
         with session.chdir(outside):
             session.run("python", "-W", "error", "core.py")
-            session.run("attnspec", "check", "adapter.py", success_codes=[2])
-        install(session, f"attnspec[check,cpu] @ {wheel.as_uri()}", *group("typing"))
+            session.run("attnspec", "--version", success_codes=[2])
+
+
+@nox.session
+def consumer(session: nox.Session) -> None:
+    """Use the wheel outside of the repository, as a third party would: type-check, import, judge."""
+    with tempfile.TemporaryDirectory() as folder:
+        outside = Path(folder).resolve()
+        install(session, f"attnspec[check,cpu] @ {build_wheel(session, outside)}", *group("typing"))
         with session.chdir(outside):
             session.run("mypy", "--strict", ".")
             session.run("python", "-W", "error", "imports.py")

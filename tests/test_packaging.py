@@ -110,6 +110,19 @@ def test_the_installed_metadata_is_that_of_the_sources() -> None:
     assert required == {re.split(r"[<>=!~\[]", r)[0] for r in PROJECT["dependencies"]}
 
 
+def test_every_file_names_the_same_version_and_tools() -> None:
+    assert re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.M) == [VERSION]
+    (ruff,) = re.findall(r"^ruff==(.+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert re.findall(r"rev: v(.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.M) == [ruff]
+
+
+def test_ci_tests_each_python_of_the_metadata() -> None:
+    named = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", c)]
+    (matrix,) = re.findall(r"python: \[(.*)\]", (ROOT / ".github" / "workflows" / "tests.yml").read_text())
+    assert re.findall(r"[\d.]+", matrix) == named
+    assert PROJECT["requires-python"] == f">={named[0]}"
+
+
 def test_constraints_are_exact_and_within_the_metadata() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
