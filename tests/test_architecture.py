@@ -315,7 +315,7 @@ WITHOUT_CHAPTERS = {
     "conformance/attnspec/conformance": {
         *("cli.py", "plugin.py", "test_conformance.py"),
         *("explaining", "harness", "inputs", "judging", "laws", "matrix", "mutants"),
-        *("rediscovered", "remote", "reporting", "running", "variants"),
+        *("rediscovered", "remote", "reporting", "running", "templates", "variants"),
     },
 }
 """Modules and packages of folders without chapters: backends, entry points, rooms."""

@@ -133,6 +133,21 @@ def _signals(
         INTERRUPTION.disarm()
 
 
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="the file to write, such as mine.py", metavar="FILE")],
+    framework: Annotated[str, typer.Option(help="torch, cuda, triton, jax, numpy or c")] = "torch",
+) -> None:
+    """Write an adapter that conforms, to put a kernel into."""
+    from attnspec.conformance.templates import FRAMEWORKS, write_adapter
+
+    written, build = write_adapter(_known_name("--framework", framework, FRAMEWORKS), file)
+    sys.stdout.write(f"wrote: {', '.join(map(str, written))}\n")
+    if build:
+        sys.stdout.write(f"build: {build}\n")
+    sys.stdout.write(f"judge: attnspec check {file}\n")
+
+
 @app.command(help=f"Judge a backend by every law that governs its operations. {EXIT_STATUS}")
 def check(
     backend: Annotated[
