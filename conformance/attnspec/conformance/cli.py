@@ -296,8 +296,12 @@ def matrix(
 
 
 @app.command(name="list")
-def list_(what: Annotated[str, typer.Argument(help="operations, laws, backends or mutants")] = "operations") -> None:
-    """List the operations, laws, backends or mutants."""
+def list_(
+    what: Annotated[
+        str, typer.Argument(help="operations, laws, questions, precisions, backends or mutants")
+    ] = "operations",
+) -> None:
+    """List the operations, laws, questions, precision classes, backends or mutants."""
     from attnspec.conformance.reporting.catalogue import CATALOGUES
 
     _console().print(CATALOGUES[_known_name("list", what, CATALOGUES)]())
@@ -306,10 +310,14 @@ def list_(what: Annotated[str, typer.Argument(help="operations, laws, backends o
 @app.command()
 def show(
     name: Annotated[
-        str, typer.Argument(help="an operation, a law, a chapter, or a question such as fully_masked", metavar="NAME")
+        str,
+        typer.Argument(
+            help="an operation, a law, a chapter, a precision class such as ieee32, or a question such as fully_masked",
+            metavar="NAME",
+        ),
     ],
 ) -> None:
-    """Show an operation, a law, a chapter, or the choices of a question.
+    """Show an operation, a law, a chapter, a precision class, or the choices of a question.
 
     An operation is shown with its formula, sources, shapes, edge cases and laws.
     """

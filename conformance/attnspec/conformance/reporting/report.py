@@ -27,6 +27,7 @@ from attnspec.conformance.running.expectations import (
     unmatched_lines,
 )
 from attnspec.conformance.running.planning import Plan
+from attnspec.conformance.running.selection import matching
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Verdicts
 from attnspec.spec import VERSION
@@ -380,14 +381,14 @@ def planned_results(plan: Plan, verdicts: Verdicts, early_end: str | None = None
 def missing_results(contract: Contract, settings: Settings) -> Iterable[Result]:
     """Return one result per law of every selected operation that is not provided."""
     dtypes = [d for d in contract.limits.dtypes if not settings.dtypes or d in settings.dtypes]
-    only = expectations(settings.only, "only")
+    only, laws = expectations(settings.only, "only"), matching(settings.laws, tuple(LAWS))
     return [
         Result(o.name, law.id, dtype, Status.NOT_PROVIDED, "the backend does not provide the operation")
         for o in OPERATIONS.values()
         if not o.reference_only and o.name not in contract.operations
         if not settings.operations or o.name in settings.operations
         for law in LAWS.values()
-        if law.concerns(o) and (not settings.laws or law.id in settings.laws)
+        if law.concerns(o) and (not settings.laws or law.id in laws)
         for dtype in dtypes_of(o, dtypes)
         if settings.only is None or any(line.concerns(o.name, law.id, dtype) for line in only)
     ]

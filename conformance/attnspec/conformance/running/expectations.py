@@ -54,7 +54,7 @@ class Expectation:
         # Operations without a dtype, such as those with boolean results, are judged whichever dtypes are selected.
         chosen = (
             (self.operation, settings.operations),
-            (self.law, settings.laws),
+            (self.law, matching(settings.laws, tuple(LAWS))),
             (self.dtype, (*settings.dtypes, BOOLEAN_DTYPE, DEFAULT_DTYPE) if settings.dtypes else ()),
         )
         return all(not names or any(fnmatchcase(name, pattern) for name in names) for pattern, names in chosen)
