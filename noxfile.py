@@ -1,7 +1,8 @@
 """Sessions of nox, ``nox -s NAME -- ARGUMENTS``: tests, checks, judging, benchmarks and documents.
 
 Every session runs in its own environment, which takes only Python from the machine. ``constraints.txt`` constrains
-every installation, except in ``minimums``, which makes its own constraints.
+every installation, except in ``minimums``, which makes its own constraints. ``--force-python 3.13`` runs a session on
+another Python.
 """
 
 import os
@@ -22,6 +23,7 @@ nox.options.error_on_external_run = True
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+CORE, CHECK = PROJECT["project"]["dependencies"], PROJECT["project"]["optional-dependencies"]["check"]
 BACKENDS = ("pytorch", "torch-native")
 ONNX = ("onnx-runtime", "onnx-reference")
 PARALLEL = ("-n", str((os.cpu_count() or 1) + 1))
@@ -73,7 +75,7 @@ def tests(session: nox.Session) -> None:
     Slow are tests that compile, that judge many backends, and those with backends that hang, end their process or forge
     verdicts. ``nox -s tests -- -m slow`` runs them, and only them.
     """
-    install_project(session, *group("test"), extras="cpu,triton")
+    install_project(session, *group("test"), extras="check,cpu,triton")
     session.run("python", "-m", "pytest", *PARALLEL, "-m", "not slow", *session.posargs)
 
 
@@ -84,7 +86,7 @@ def check(session: nox.Session) -> None:
     Changes are those since ``origin/main``, or since the commit in the argument. Trials of mutants are kept between
     runs; only those that a change concerns are repeated. CI runs all tests, the slow ones too.
     """
-    install_project(session, *group("lint"), *group("typing"), *group("test"), extras="cpu,triton")
+    install_project(session, *group("lint"), *group("typing"), *group("test"), extras="check,cpu,triton")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
@@ -108,7 +110,7 @@ def processors(session: nox.Session) -> None:
 
     Arguments are those of pytest. An instruction set that the processor lacks gives a warning, no failure.
     """
-    install_project(session, *group("test"), extras="cpu")
+    install_project(session, *group("test"), extras="check,cpu")
     arguments = session.posargs or ["-n", "logical", "tests/backends"]
     cpuinfo = Path("/proc/cpuinfo")
     flags = set(re.findall(r"\w+", cpuinfo.read_text())) if cpuinfo.exists() else set()
@@ -131,7 +133,7 @@ def processors(session: nox.Session) -> None:
 @nox.session
 def conformance(session: nox.Session) -> None:
     """Judge a backend (``attnspec check``'s arguments); default: ``pytorch`` and ``torch-native``, isolated."""
-    install_project(session, extras="cpu")
+    install_project(session, extras="check,cpu")
     for arguments in [session.posargs] if session.posargs else [[b, "--isolated"] for b in BACKENDS]:
         session.run("attnspec", "check", *arguments)
 
@@ -139,7 +141,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session
 def matrix(session: nox.Session) -> None:
     """Judge all of PyTorch's kernels (``attnspec matrix``'s arguments); default: write ``docs/matrix``."""
-    install_project(session, extras="torch")
+    install_project(session, extras="check,torch")
     folder = ROOT / "docs" / "matrix"
     folder.mkdir(exist_ok=True)
     written = [
@@ -154,7 +156,7 @@ def jax(session: nox.Session) -> None:
 
     JAX compiles every shape anew, so a check takes longer than elsewhere, and counts as hanging after 60 seconds only.
     """
-    install_project(session, *group("test"), extras="jax")
+    install_project(session, *group("test"), extras="check,jax")
     session.run("python", "-m", "pytest", "-n", "logical", "tests/backends/test_jax_native.py")
     session.run("attnspec", "check", "jax-native", *(session.posargs or ["--isolated", "--hang-after", "60"]))
 
@@ -165,7 +167,7 @@ def onnx(session: nox.Session) -> None:
 
     Both violate, as docs/adapters.md says; that is no failure of the session.
     """
-    install_project(session, *group("test"), extras="onnx")
+    install_project(session, *group("test"), extras="check,onnx")
     session.run("python", "-m", "pytest", "-n", "logical", "tests/backends/test_onnx_native.py")
     for arguments in [session.posargs] if session.posargs else [[b, "--profile", "quick"] for b in ONNX]:
         session.run("attnspec", "check", *arguments, success_codes=[0, 1])
@@ -174,7 +176,7 @@ def onnx(session: nox.Session) -> None:
 @nox.session
 def interpreted(session: nox.Session) -> None:
     """Judge the Triton kernels of additive attention on the CPU, in Triton's interpreter; slow."""
-    install_project(session, extras="cpu,triton")
+    install_project(session, extras="check,cpu,triton")
     operations = ("additive_scores", "additive_attention", "bahdanau_context")
     chosen = session.posargs or [argument for name in operations for argument in ("--operation", name)]
     session.run("attnspec", "check", "tests/backends/interpreted_triton.py", "--hang-after", "600", *chosen)
@@ -183,7 +185,7 @@ def interpreted(session: nox.Session) -> None:
 @nox.session
 def typing(session: nox.Session) -> None:
     """Check types with mypy --strict, over the whole tree."""
-    install_project(session, *group("typing"), extras="cpu,triton")
+    install_project(session, *group("typing"), extras="check,cpu,triton")
     session.run("mypy", *session.posargs)
 
 
@@ -198,32 +200,48 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def mutants(session: nox.Session) -> None:
     """Judge the suite by mutants and honest variants (``attnspec mutants``'s arguments)."""
-    install_project(session, extras="cpu")
+    install_project(session, extras="check,cpu")
     session.run("attnspec", "mutants", *session.posargs)
 
 
 @nox.session
 def rediscovery(session: nox.Session) -> None:
     """Judge public defects of attention kernels, and write ``docs/rediscovery.md``."""
-    install_project(session)
+    install_project(session, extras="check")
     session.run("python", "docs/rediscovery.py")
+
+
+def build_wheel(session: nox.Session, folder: Path) -> str:
+    """Build the wheel, copy the programs of a third party beside it, and return the wheel's URL."""
+    install(session, "build", *PROJECT["build-system"]["requires"])
+    session.run("python", "-m", "build", "-q", "--wheel", "--no-isolation", "-o", str(folder), str(ROOT))
+    shutil.copytree(ROOT / "tests" / "typing" / "consumer", folder, dirs_exist_ok=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel.as_uri()
+
+
+@nox.session
+def core(session: nox.Session) -> None:
+    """Judge arrays with the wheel and its four dependencies; the command names the extra that it needs."""
+    with tempfile.TemporaryDirectory() as folder:
+        outside = Path(folder).resolve()
+        install(session, f"attnspec @ {build_wheel(session, outside)}")
+        with session.chdir(outside):
+            session.run("python", "-W", "error", "core.py")
+            session.run("attnspec", "--version", success_codes=[2])
 
 
 @nox.session
 def consumer(session: nox.Session) -> None:
     """Use the wheel outside of the repository, as a third party would: type-check, import, judge."""
-    install(session, "build", *PROJECT["build-system"]["requires"])
     with tempfile.TemporaryDirectory() as folder:
         outside = Path(folder).resolve()
-        session.run("python", "-m", "build", "-q", "--wheel", "--no-isolation", "-o", str(outside), str(ROOT))
-        (wheel,) = outside.glob("*.whl")
-        install(session, f"attnspec[cpu] @ {wheel.as_uri()}", *group("typing"))
-        shutil.copytree(ROOT / "tests" / "typing" / "consumer", outside, dirs_exist_ok=True)
+        install(session, f"attnspec[check,cpu] @ {build_wheel(session, outside)}", *group("typing"))
         with session.chdir(outside):
             session.run("mypy", "--strict", ".")
             session.run("python", "-W", "error", "imports.py")
             session.run("attnspec", "check", "adapter.py", "--profile", "quick", *session.posargs)
-            session.run("python", "-m", "pytest", "-q", "-n", "logical", "suite.py")
+            session.run("python", "-m", "pytest", "-q", "-W", "error", "-n", "logical", "suite.py")
 
 
 @nox.session
@@ -233,10 +251,10 @@ def minimums(session: nox.Session) -> None:
     PyTorch alone stays at the version of ``constraints.txt``: its older releases have CPU builds only on an index of
     their own.
     """
-    required = [*PROJECT["project"]["dependencies"], *group("test")]
+    required = [*CORE, *CHECK, *group("test")]
     oldest = Path(session.create_tmp()) / "oldest.txt"
     oldest.write_text("\n".join([*(re.sub(">=", "==", r) for r in required), *pinned("torch")]) + "\n")
-    install_project(session, *group("test"), extras="torch", constraints=oldest)
+    install_project(session, *group("test"), extras="check,torch", constraints=oldest)
     session.run("python", "-m", "pytest", "-n", "logical", "tests/spec", "tests/reference", *session.posargs)
     session.run("attnspec", "check", "reference", "--profile", "quick")
 
@@ -264,7 +282,7 @@ def gpu(session: nox.Session) -> None:
     source = ["--no-index", "--find-links", str(Path(wheels).resolve())] if wheels else []
     session.env.update(PYTHONPATH=None, PYTHONDONTWRITEBYTECODE=None)
     session.install("-q", *source, *PROJECT["build-system"]["requires"], "editables")
-    session.install("-q", *source, "--no-build-isolation", "-e", ".[cpu,triton]")
+    session.install("-q", *source, "--no-build-isolation", "-e", ".[check,cpu,triton]")
     session.run("python", "-m", "benchmarks.gpu", *session.posargs)
 
 

@@ -19,8 +19,8 @@ import typer
 
 from attnspec.conformance.explaining.explanations import Diagnosis
 from attnspec.conformance.explaining.inquiry import Inquiry, inquiry
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases
 from attnspec.conformance.judging.profiles import FORMULA, PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.violation import Reason

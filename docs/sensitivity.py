@@ -7,9 +7,9 @@ from typing import Any
 from attnspec.conformance import load
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.cases import Case, cases
 from attnspec.conformance.judging.checks import Check, Function
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, cases
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.laws.attention import ensemble_scale, unbiased_gradient

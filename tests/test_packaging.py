@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from attnspec.spec import VERSION
+
 from .modules import PORTIONS, ROOT, modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 BACKENDS = PROJECT["entry-points"]["attnspec.backends"]
 LIBRARIES = {"pytorch": ["torch"], "torch": ["torch"], "jax": ["jax"], "onnx": ["onnx", "onnxruntime"]}
 """Libraries that a registered backend needs, by the first word of its name."""
+PLUGIN = "_attnspec_pytest.py"
 IGNORED = ("__pycache__", ".*", "*.egg-info")
 
 
@@ -36,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_the_wheel_holds_every_module_and_no_other(wheel: zipfile.ZipFile) -> None:
     sources = {str(m.path.relative_to(ROOT / m.portion)) for m in modules()}
-    assert {n for n in wheel.namelist() if n.endswith(".py")} == sources
+    assert {n for n in wheel.namelist() if n.endswith(".py")} == sources | {PLUGIN}
 
 
 def test_the_wheel_is_typed(wheel: zipfile.ZipFile) -> None:
@@ -56,7 +59,7 @@ def test_the_wheel_holds_what_the_sources_read(wheel: zipfile.ZipFile) -> None:
 
 def test_the_wheel_holds_metadata_besides(wheel: zipfile.ZipFile) -> None:
     tops = {n.split("/")[0] for n in wheel.namelist()}
-    assert tops == {"attnspec", f"attnspec-{PROJECT['version']}.dist-info"}
+    assert tops == {"attnspec", PLUGIN, f"attnspec-{VERSION}.dist-info"}
     names = {Path(n).name for n in wheel.namelist() if ".dist-info" in n}
     assert names == {"METADATA", "WHEEL", "RECORD", "LICENSE", "entry_points.txt"}
 
@@ -69,6 +72,19 @@ def test_the_console_script_is_installed() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in BACKENDS)
+
+
+@pytest.mark.parametrize("command", ["attnspec", f"{sys.executable} -m attnspec"], ids=["script", "module"])
+def test_the_command_prints_the_version(command: str, tmp_path: Path) -> None:
+    done = subprocess.run([*command.split(), "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"attnspec {VERSION}\n", "")
+
+
+def test_pytest_rewrites_none_of_a_users_modules(wheel: zipfile.ZipFile) -> None:
+    """pytest guesses the modules of a plugin from the files of its distribution, and knows no namespace packages."""
+    from _pytest.config import _iter_rewritable_modules
+
+    assert list(_iter_rewritable_modules(wheel.namelist())) == [PLUGIN.removesuffix(".py")]
 
 
 def test_the_pytest_plugin_is_registered() -> None:
@@ -89,9 +105,22 @@ def test_registered_backends_resolve(name: str) -> None:
 
 def test_the_installed_metadata_is_that_of_the_sources() -> None:
     installed = distribution("attnspec")
-    assert installed.version == PROJECT["version"]
+    assert installed.version == VERSION
     required = {re.split(r"[ ;<>=!~\[]", r)[0] for r in installed.requires or [] if "extra ==" not in r}
     assert required == {re.split(r"[<>=!~\[]", r)[0] for r in PROJECT["dependencies"]}
+
+
+def test_every_file_names_the_same_version_and_tools() -> None:
+    assert re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.M) == [VERSION]
+    (ruff,) = re.findall(r"^ruff==(.+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert re.findall(r"rev: v(.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.M) == [ruff]
+
+
+def test_ci_tests_each_python_of_the_metadata() -> None:
+    named = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", c)]
+    (matrix,) = re.findall(r"python: \[(.*)\]", (ROOT / ".github" / "workflows" / "tests.yml").read_text())
+    assert re.findall(r"[\d.]+", matrix) == named
+    assert PROJECT["requires-python"] == f">={named[0]}"
 
 
 def test_constraints_are_exact_and_within_the_metadata() -> None:

@@ -56,7 +56,7 @@ def _report(context: Context, operations: Sequence[str], dtype: str, seconds: fl
         options["--law"] = "operation.oracle"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "report.json")
-        command = [sys.executable, "-m", "attnspec.conformance", "check", BACKEND, "--isolated", "--json", str(file)]
+        command = [sys.executable, "-m", "attnspec", "check", BACKEND, "--isolated", "--json", str(file)]
         command += [x for option in options.items() for x in option]
         command += [x for name in operations for x in ("--operation", name)]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

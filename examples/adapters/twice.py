@@ -55,7 +55,7 @@ def paste_declaration(source: str, adapter: str, declaration: Mapping[str, Any])
 def run_check(file: Path, adapter: str, options: tuple[str, ...]) -> Any:
     """Check an adapter and return the JSON report."""
     report = file.with_suffix(".json")
-    command = [sys.executable, "-m", "attnspec.conformance", "check", f"{file}:{adapter}", "--json", str(report)]
+    command = [sys.executable, "-m", "attnspec", "check", f"{file}:{adapter}", "--json", str(report)]
     subprocess.run([*command, *options], capture_output=True, check=False)
     return json.loads(report.read_text(encoding="utf-8"))
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 STOPPED = "stopped at the first violation"
 
 
-@pytest.mark.parametrize("name", ["attnspec.conformance", "attnspec.conformance.cli"])
+@pytest.mark.parametrize("name", ["attnspec", "attnspec.conformance.cli"])
 def test_the_command_can_be_run_as_a_module(tmp_path: Path, name: str) -> None:
     command = [sys.executable, "-m", name, "show", "softmaxx"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

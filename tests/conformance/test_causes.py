@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from attnspec.conformance.judging import reduction
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.profiles import FORMULA, GRADIENT, PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.mutants import MUTANTS

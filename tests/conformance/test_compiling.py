@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attnspec.conformance.inputs.corners import corners
-from attnspec.conformance.judging.engine import Case
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.client import HostEnded
 from attnspec.conformance.remote.clock import COMPILING, REPORTED, FirstCall

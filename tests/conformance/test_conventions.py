@@ -12,8 +12,8 @@ import pytest
 from attnspec.conformance import judge
 from attnspec.conformance.explaining.declaration import Declaration, declaration
 from attnspec.conformance.inputs.arguments import Numbers
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample

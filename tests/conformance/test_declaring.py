@@ -23,8 +23,9 @@ from attnspec.conformance.explaining.precision_classes import wider_classes
 from attnspec.conformance.explaining.refusals import REFUSED, Refusals, refusals, says_unsupported
 from attnspec.conformance.explaining.refusals import _Probes as Probes
 from attnspec.conformance.inputs.corners import FEATURES, LENGTHS, multiply_adds
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.profiles import FORMULA, PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.subject import Subject

@@ -20,8 +20,8 @@ from attnspec.conformance.explaining.explanations import Diagnosis, Explanation
 from attnspec.conformance.explaining.inquiry import diagnosis_of_result
 from attnspec.conformance.explaining.undeclarable_precisions import undeclarable_precision
 from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.subject import Subject

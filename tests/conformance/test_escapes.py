@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("torch", reason="these implementations are PyTorch's operations")
 
 
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Status
 

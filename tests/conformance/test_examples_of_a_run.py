@@ -8,8 +8,9 @@ import pytest
 
 from attnspec import reference
 from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.judging.cases import cases, governing_laws
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases, governing_laws, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.profiles import Effort, Profile
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.spec import LAWS, OPERATIONS

@@ -35,7 +35,7 @@ from .test_cli import read_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals are others here")]
 
-COMMAND = [sys.executable, "-P", "-m", "attnspec.conformance"]
+COMMAND = [sys.executable, "-P", "-m", "attnspec"]
 CHECK = ("check", "backend.py", "--law", "operation.oracle", "--dtype", "float64", "--workers", "1")
 FILES = ("--json", "r.json", "--html", "r.html", "--junit", "r.xml")
 FULL = Path("/dev/full")
@@ -91,7 +91,7 @@ class Finder:
 
 sys.meta_path.insert(0, Finder())
 signal.signal(signal.SIGINT, signal.default_int_handler)
-runpy.run_module("attnspec.conformance", run_name="__main__", alter_sys=True)
+runpy.run_module("attnspec", run_name="__main__", alter_sys=True)
 """
 """The command, interrupted by SIGINT during its first imports."""
 

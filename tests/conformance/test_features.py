@@ -7,8 +7,9 @@ import pytest
 
 from attnspec import reference
 from attnspec.conformance.inputs.corners import corners, factors
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.mutants.correct import Library

@@ -18,7 +18,7 @@ import pytest
 
 from attnspec.conformance.explaining import inquiry
 from attnspec.conformance.explaining.declaration import Declaration, lines, with_attributes
-from attnspec.conformance.judging.engine import cases
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.reporting.junit import as_junit

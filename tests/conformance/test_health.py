@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnspec.conformance.judging.engine import Case, governing_laws, judge
+from attnspec.conformance.judging.cases import Case, governing_laws
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.health import FORWARD, Health
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status

@@ -11,8 +11,8 @@ import pytest
 
 from attnspec import reference
 from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote.incidents import INPUT_CHARACTERS, Incidents
 from attnspec.conformance.running.isolated import Isolated

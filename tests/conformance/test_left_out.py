@@ -12,8 +12,9 @@ from attnspec import reference
 from attnspec.conformance.explaining.declaration import declaration
 from attnspec.conformance.explaining.missing_declarations import MissingDeclarations, missing_declarations
 from attnspec.conformance.explaining.refusals import refusals
+from attnspec.conformance.judging.cases import Case, cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, cases, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.profiles import FORMULA, PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.subject import Subject

@@ -10,8 +10,9 @@ import pytest
 from attnspec import reference
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.heads import divided_sizes, heads_divide_width
+from attnspec.conformance.judging.cases import Case, governing_laws
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, governing_laws, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.spec import OPERATIONS, Limits
 

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.cases import cases
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.matrix.cells import Confirmation, Matrix, State, Violation

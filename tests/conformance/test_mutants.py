@@ -17,8 +17,8 @@ from jaxtyping import Float
 from rich.console import Console
 
 from attnspec.conformance import judge
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample
 from attnspec.conformance.mutants import MUTANTS, Mutant, mutant

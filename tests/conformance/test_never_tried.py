@@ -17,6 +17,7 @@ import pytest
 
 from attnspec import reference
 from attnspec.conformance.judging import engine
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Status
@@ -588,7 +589,7 @@ def test_an_error_under_a_condition_is_convicted(name: str) -> None:
 
     backend = SimpleNamespace(name="wrong", grouped_query_attention=grouped_query_attention)
     contract = Contract.of(backend)
-    (case,) = engine.cases(contract, laws=(law,), dtypes=("float64",))
+    (case,) = cases(contract, laws=(law,), dtypes=("float64",))
     (result,) = engine.judge(backend, contract, case, PROFILES["quick"], stop_at_first=True)
     assert result.status is Status.FAILED
 

@@ -11,8 +11,8 @@ from attnspec.conformance.explaining.missing_declarations import missing_declara
 from attnspec.conformance.explaining.refusals import refusals
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.conformance.inputs.dtypes import numpy_dtype
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.engine import judge as judge_case
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Status

@@ -17,8 +17,9 @@ from attnspec import reference
 from attnspec.conformance.inputs.arguments import take
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging import engine
+from attnspec.conformance.judging.cases import Case, cases, governing_laws
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, governing_laws, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.profiles import PROFILES, Effort, Profile
 from attnspec.conformance.judging.results import OWN_ERROR, Result, Status
 from attnspec.conformance.judging.snippet import _same_value
@@ -375,7 +376,7 @@ def test_a_result_of_another_structure_violates_own_memory() -> None:
         name="lists", limits={"dtypes": ("float32",)}, grouped_query_attention=lambda query, *args, **kwargs: [[query]]
     )
     contract = Contract.of(backend)
-    (case,) = engine.cases(contract, laws=("operation.result-owns-memory",))
+    (case,) = cases(contract, laws=("operation.result-owns-memory",))
     (result,) = judge(backend, contract, case, PROFILES["quick"])
     assert (result.status, result.reason) == (Status.FAILED, "type"), result.message
 

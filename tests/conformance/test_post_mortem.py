@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.judging.causes import by_cause
-from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.isolation import CAN_FORK, abnormal_end
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status
 from attnspec.conformance.judging.subject import Subject

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from attnspec.conformance.inputs.layouts import LAYOUTS, VIEW_ERRORS, spread_out, with_stride_0
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from attnspec import reference
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, Mark, judge
+from attnspec.conformance.judging.engine import Mark, judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote import clock as clocks

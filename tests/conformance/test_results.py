@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from attnspec import reference
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Status
 from attnspec.conformance.judging.violation import Reason

@@ -10,9 +10,10 @@ from attnspec import reference
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.running.planning import Plan, check_names
-from attnspec.conformance.running.selection import MAX_LISTED, matching, unknown_name
+from attnspec.conformance.running.selection import matching, unknown_name
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec import LAWS, OPERATIONS, Limits
+from attnspec.spec.contract.close_names import MAX_LISTED
 
 DEFAULTS = Settings()
 CONTRACT = Contract.of(SimpleNamespace(name="mine", dot_scores=reference.dot_scores, softmax=reference.softmax))

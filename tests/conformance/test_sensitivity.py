@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from attnspec.conformance import load
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Status
 from attnspec.conformance.laws.pooling import ensemble_gain

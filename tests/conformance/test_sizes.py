@@ -7,8 +7,8 @@ import pytest
 
 from attnspec.backends.bases.numpy import NumPyBackend
 from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases
 from attnspec.conformance.judging.engine import judge as judged
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Status

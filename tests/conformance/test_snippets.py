@@ -14,8 +14,9 @@ from attnspec.conformance import load
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.profiles import Effort, Profile
 from attnspec.conformance.judging.snippet import counterexample, literal, readable
 from attnspec.conformance.judging.subject import Subject

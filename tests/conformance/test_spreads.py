@@ -7,8 +7,8 @@ import pytest
 
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging.attempt import CheckOutcome, attempt
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.mutants import MUTANTS

@@ -21,8 +21,9 @@ from attnspec.conformance.inputs.layouts import (
     spread_out,
     with_stride_0,
 )
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.exclusive import alone
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Status

@@ -13,8 +13,9 @@ import pytest
 from attnspec import reference
 from attnspec.conformance.explaining.declaration import Declaration
 from attnspec.conformance.explaining.explanations import Diagnosis
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.profiles import Effort, Profile
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting.heat_maps import (

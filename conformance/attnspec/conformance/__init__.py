@@ -1,6 +1,7 @@
 """The conformance suite: it judges attention backends by laws, and is itself judged by mutants.
 
-Names are imported on first use: every pytest run loads the plugin, which must stay light.
+Names are imported on first use: every pytest run loads the plugin, which must stay light. ``call``, ``replay`` and
+``ConformanceSuite`` need the extra ``check``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -32,5 +33,12 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         from importlib import import_module
 
-        return getattr(import_module(f"attnspec.conformance.{_HOMES[name]}"), name)
+        from attnspec.conformance.running.extra import MODULES, describe
+
+        try:
+            return getattr(import_module(f"attnspec.conformance.{_HOMES[name]}"), name)
+        except ModuleNotFoundError as error:
+            if error.name in MODULES:
+                raise ImportError(f"attnspec.conformance.{name}: {describe([error.name])}", name=error.name) from error
+            raise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

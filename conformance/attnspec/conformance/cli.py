@@ -112,11 +112,40 @@ def _check_time_limit(seconds: float) -> None:
         _unusable(f"--time-limit: expected at least 0 and at most {MAX_TIME_LIMIT:,} seconds; got {seconds:g}")
 
 
+def _print_version(wanted: bool) -> None:
+    """Print the version and end."""
+    if wanted:
+        from attnspec.spec import VERSION
+
+        sys.stdout.write(f"attnspec {VERSION}\n")
+        raise typer.Exit
+
+
 @app.callback()
-def _signals(context: typer.Context) -> None:
+def _signals(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
     """Restore Python's signal handling, except for ``check`` and ``replay``, which report signals."""
     if context.invoked_subcommand not in ("check", "replay"):
         INTERRUPTION.disarm()
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="the file to write, such as mine.py", metavar="FILE")],
+    framework: Annotated[str, typer.Option(help="torch, cuda, triton, jax, numpy or c")] = "torch",
+) -> None:
+    """Write an adapter that conforms, to put a kernel into."""
+    from attnspec.conformance.templates import FRAMEWORKS, write_adapter
+
+    written, build = write_adapter(_known_name("--framework", framework, FRAMEWORKS), file)
+    sys.stdout.write(f"wrote: {', '.join(map(str, written))}\n")
+    if build:
+        sys.stdout.write(f"build: {build}\n")
+    sys.stdout.write(f"judge: attnspec check {file}\n")
 
 
 @app.command(help=f"Judge a backend by every law that governs its operations. {EXIT_STATUS}")
@@ -267,8 +296,12 @@ def matrix(
 
 
 @app.command(name="list")
-def list_(what: Annotated[str, typer.Argument(help="operations, laws, backends or mutants")] = "operations") -> None:
-    """List the operations, laws, backends or mutants."""
+def list_(
+    what: Annotated[
+        str, typer.Argument(help="operations, laws, questions, precisions, backends or mutants")
+    ] = "operations",
+) -> None:
+    """List the operations, laws, questions, precision classes, backends or mutants."""
     from attnspec.conformance.reporting.catalogue import CATALOGUES
 
     _console().print(CATALOGUES[_known_name("list", what, CATALOGUES)]())
@@ -277,10 +310,14 @@ def list_(what: Annotated[str, typer.Argument(help="operations, laws, backends o
 @app.command()
 def show(
     name: Annotated[
-        str, typer.Argument(help="an operation, a law, a chapter, or a question such as fully_masked", metavar="NAME")
+        str,
+        typer.Argument(
+            help="an operation, a law, a chapter, a precision class such as ieee32, or a question such as fully_masked",
+            metavar="NAME",
+        ),
     ],
 ) -> None:
-    """Show an operation, a law, a chapter, or the choices of a question.
+    """Show an operation, a law, a chapter, a precision class, or the choices of a question.
 
     An operation is shown with its formula, sources, shapes, edge cases and laws.
     """

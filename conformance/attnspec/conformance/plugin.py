@@ -46,6 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
             if config.getoption(flag):
                 raise pytest.UsageError(f"{flag}: expected --attn-backend=NAME, too; suites set attributes instead")
         return
+    from attnspec.conformance.running.extra import missing_packages
+
+    if message := missing_packages():
+        raise pytest.UsageError(f"--attn-backend: {message}")
     settings = settings_of_options(config)
     if _is_check_worker(config):
         from attnspec.conformance.remote.processes import close_memory, die_with_parent

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from attnspec.conformance.judging.engine import Case
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.plugin import settings_of_options
 from attnspec.conformance.running.suite import backend_of, run_case
 

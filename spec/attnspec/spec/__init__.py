@@ -48,5 +48,5 @@ from attnspec.spec.vision import *
 from attnspec.spec import laws as laws  # isort: skip
 from attnspec.spec.errata import ERRATA as ERRATA, Erratum as Erratum  # isort: skip
 
-SPEC_VERSION = "2026.11"
-"""The version of the specification (year.month), independent of the package's version."""
+VERSION = "0.1.0"
+"""The version of attnspec: of specification, suite and package alike."""

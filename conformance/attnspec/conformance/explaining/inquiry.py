@@ -13,8 +13,8 @@ from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.attempt import stable_seed
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.profiles import FORMULA, Profile
 from attnspec.conformance.judging.results import Result
 from attnspec.conformance.judging.subject import Results, Subject

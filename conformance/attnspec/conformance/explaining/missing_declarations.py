@@ -16,8 +16,9 @@ from attnspec.conformance.explaining.refusals import REFUSED, TRIED_INPUTS, WORK
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.attempt import attempt, stable_seed
+from attnspec.conformance.judging.cases import Case, governing_laws
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import NOT_REPRODUCED, Case, governing_laws
+from attnspec.conformance.judging.engine import NOT_REPRODUCED
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status, without_own_errors
 from attnspec.conformance.judging.subject import Subject

@@ -1,5 +1,6 @@
 """A backend's declaration, read once and validated."""
 
+import inspect
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -49,6 +50,8 @@ class Contract:
         for operation in operations:
             if not callable(getattr(backend, operation)):
                 raise ValueError(f"{operation}: expected a function; got {type(getattr(backend, operation)).__name__}")
+        if callable(getattr(backend, "vjp", None)):
+            _demand_argument_names(backend, operations)
         notes = getattr(backend, "notes", None) or {}
         if not isinstance(notes, Mapping):
             raise ValueError(f"notes: expected a mapping of strings; got {type(notes).__name__}")
@@ -81,6 +84,28 @@ class Contract:
             origin,
             dict.fromkeys(on_device, kind),
         )
+
+
+def _demand_argument_names(backend: Any, operations: Iterable[str]) -> None:
+    """Raise ``ValueError`` for an argument that is not named as in the Protocol, since ``vjp`` passes it by name."""
+    for operation in operations:
+        try:
+            parameters = inspect.signature(getattr(backend, operation)).parameters
+        except (ValueError, TypeError):
+            continue  # a function that is not written in Python has no signature
+        kinds = {p.kind for p in parameters.values()}
+        if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+            continue
+        own = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+        described = OPERATIONS[operation]
+        expected = [name for name in described.call.names if name not in described.keyword_only]
+        for position, name in enumerate(expected):
+            if name not in parameters:
+                got = own[position] if position < len(own) else "no argument"
+                raise ValueError(
+                    f"{operation}: expected an argument {name!r}, since vjp passes arguments by name; got {got!r}. "
+                    f"The signature is ({', '.join(expected)})"
+                )
 
 
 def _demand_known(field: str, kind: str, names: Iterable[str], known: Collection[str]) -> None:

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
+from attnspec.conformance.judging.cases import BOOLEAN_DTYPE, DEFAULT_DTYPE
 from attnspec.conformance.judging.causes import by_cause
-from attnspec.conformance.judging.engine import BOOLEAN_DTYPE, DEFAULT_DTYPE
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status, json_number
 from attnspec.conformance.laws import CHECKS
@@ -78,7 +78,7 @@ class Maker:
         rows += [_unjudged(probed, INTERRUPTED) for probed in not_started if probed.origin not in judged_rows]
         declared = {d for probed in probed_rows if probed.contract is not None for d in probed.contract.limits.dtypes}
         known_versions = versions()
-        names = ("spec", "python", "platform", "processor", "instructions", "attnspec", "numpy", self.library.package)
+        names = ("attnspec", "python", "platform", "processor", "instructions", "numpy", self.library.package)
         return Matrix(
             library=self.library.name,
             device=self.settings.device,

@@ -104,7 +104,9 @@ def operations_of(x: Any) -> list[str]:
 
 
 def _only_backend(module: Any, name: str) -> Any:
-    if operations_of(module):
+    functions = operations_of(module)
+    # Without a name, a module's functions are those of its own classes, or imported from a framework.
+    if functions and isinstance(getattr(module, "name", None), str):
         return module
     own = [
         x
@@ -116,13 +118,29 @@ def _only_backend(module: Any, name: str) -> Any:
     # Where a file has both, an instance is preferred to its class.
     instances = [x for x in own if not isinstance(x, type)]
     candidates = instances or own
-    if len(candidates) == 1:
+    defined = [f for f in functions if getattr(getattr(module, f), "__module__", None) == module.__name__]
+    if len(candidates) == 1 and not defined:
         return candidates[0]
+    if functions:
+        raise BackendError(_nameless(module, name, defined or functions, candidates))
     if not candidates:
         known = ", ".join(list(OPERATIONS)[:3])
         raise BackendError(f"backend {name!r}: expected operations such as {known}, …; got a module without any")
     names = sorted(k for k, x in vars(module).items() if any(x is c for c in candidates))
     raise BackendError(f"backend {name!r}: expected one backend; got {', '.join(names)}: name one as {name}:{names[0]}")
+
+
+def _nameless(module: Any, name: str, functions: list[str], candidates: list[Any]) -> str:
+    """Return the message for a module that has operations and no name: it may not be meant as a backend."""
+    function = functions[0]
+    origin = getattr(getattr(module, function), "__module__", None)
+    imported = f", imported from {origin}," if origin and origin != module.__name__ else ""
+    names = [k for k, x in vars(module).items() if any(x is c for c in candidates)]
+    class_name = names[0] if names else "Class"
+    return (
+        f"backend {name!r}: name: expected a non-empty string, since the function {function}{imported} makes this "
+        f"module a backend; got none. Add one, such as name = 'my-kernels', or judge a class as {name}:{class_name}"
+    )
 
 
 def _instance(backend: Any, name: str) -> Any:

@@ -7,9 +7,17 @@ from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Column, Table
 
-from attnspec.conformance.reporting.entries import choices, law_entry, named_sources, operation_entry
+from attnspec.conformance.reporting.entries import (
+    choices,
+    class_entry,
+    law_entry,
+    named_sources,
+    operation_entry,
+    roundings,
+)
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.precision import CLASSES, MODIFIERS
 from attnspec.spec.contract.semantics import QUESTIONS
 
 
@@ -21,6 +29,11 @@ def _table(*titles: str) -> Table:
 def operations() -> Table:
     """Table of all operations by chapter."""
     table = _table("chapter", "operation", "what it computes", "laws")
+    judged = sum(not o.reference_only for o in OPERATIONS.values())
+    reference_only = len(OPERATIONS) - judged
+    table.caption = (
+        f"{len(OPERATIONS)} operations: {judged} that a backend may provide, {reference_only} of the reference"
+    )
     for o in OPERATIONS.values():
         count = "reference only" if o.reference_only else str(sum(x.concerns(o) for x in LAWS.values()))
         table.add_row(o.chapter, o.name, o.statement, count)
@@ -58,25 +71,46 @@ def mutants() -> Table:
     return table
 
 
+def questions() -> Table:
+    """Table of all questions of semantics, with the normative choice first."""
+    table = _table("question", "what it asks", "choices")
+    for q in QUESTIONS.values():
+        table.add_row(q.name, q.statement, ", ".join(q.choices))
+    return table
+
+
+def precisions() -> Table:
+    """Table of all precision classes, and of the modifiers that change them."""
+    table = _table("class", "dtype", "what it rounds")
+    for name, rounded in roundings().items():
+        table.add_row(name, CLASSES[name].dtype, rounded)
+    table.caption = f"modifiers, joined to a class by +: {', '.join(MODIFIERS)}"
+    return table
+
+
 CATALOGUES: Mapping[str, Callable[[], RenderableType]] = {
     "operations": operations,
     "laws": laws,
     "backends": backends,
     "mutants": mutants,
+    "questions": questions,
+    "precisions": precisions,
 }
 
 
 def names() -> list[str]:
-    """Return all names that :func:`described` accepts: those of operations, laws, chapters and questions."""
-    return [*OPERATIONS, *LAWS, *_chapters(), *QUESTIONS]
+    """Return all names that :func:`described` accepts: operations, laws, chapters, questions, precision classes."""
+    return [*OPERATIONS, *LAWS, *_chapters(), *QUESTIONS, *CLASSES]
 
 
 def described(name: str) -> Markdown:
-    """Describe an operation, law, chapter or question; ``KeyError`` for a name outside :func:`names`."""
+    """Describe an operation, law, chapter, question or class; ``KeyError`` for a name outside :func:`names`."""
     if name in OPERATIONS:
         return _page(name, operation_entry(OPERATIONS[name]), named_sources(OPERATIONS[name].sources))
     if name in _chapters():
         return Markdown(_chapter(name))
+    if name in CLASSES:
+        return _page(name, class_entry(name))
     law = LAWS[QUESTIONS[name].law if name in QUESTIONS else name]
     question = [choices(q) for q in QUESTIONS.values() if law.id == q.law]
     return _page(law.id, law_entry(law), *question, named_sources(law.sources))

@@ -9,6 +9,7 @@ from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.precision import CLASSES, DEFAULTS, MODIFIERS
 from attnspec.spec.contract.semantics import QUESTIONS, Question
 from attnspec.spec.contract.sources import SOURCES, Citation
+from attnspec.spec.contract.tree import Branch, Node
 from attnspec.spec.errata import ERRATA, Erratum, Misprint
 from attnspec.spec.lectures import LECTURES
 from attnspec.spec.lectures.registry import Item, Kind, Page
@@ -75,6 +76,7 @@ def operation_entry(o: Operation) -> str:
         [
             o.statement,
             f"Call: `{_call(o)}`",
+            *([f"Result: `{_nesting(o.result)}`"] if isinstance(o.result, Branch) else []),
             *(f"{heading}:{parts[heading]}" for heading in HEADINGS),
             f"Laws: {_laws(o)}",
             f"Open questions (normative choice): {', '.join(questions) if questions else 'none'}",
@@ -126,20 +128,49 @@ def misprint_entry(m: Misprint | Erratum) -> str:
     return f"Source: {cited([m.source])}\n\nPrinted: {literal(m.printed)}\n\nRight: {literal(m.right)}"
 
 
+ROUNDED = {
+    "accumulation": "accumulation",
+    "operand": "computed operand",
+    "inputs": "given operand",
+    "stored": "stored score",
+    "weights": "weight",
+    "output": "result",
+}
+"""Titles of what a precision class may round, by the field of its unit roundoff."""
+
+
+def roundings() -> dict[str, str]:
+    """Return the unit roundoffs of every precision class, as text."""
+    powers = {name: {t: _power(getattr(p, f)) for f, t in ROUNDED.items()} for name, p in CLASSES.items()}
+    return {name: ", ".join(f"{t} {p}" for t, p in own.items() if p != "–") for name, own in powers.items()}
+
+
+def class_entry(name: str) -> str:
+    """Return the entry of a precision class: what it rounds, and how a backend declares it."""
+    dtype = CLASSES[name].dtype
+    default = f"It is the default of {dtype}. " if DEFAULTS[dtype] == name else ""
+    return "\n\n".join(
+        [
+            f"Precision class of {dtype}. A correct implementation may round, in unit roundoffs: {roundings()[name]}.",
+            f'{default}A backend declares it by its attribute `precision = {{"{dtype}": "{name}"}}`; `judge` and '
+            f'`tolerance` take `precision="{name}"`.',
+            f"Modifiers, joined to it by `+`: {coded(MODIFIERS)}",
+        ]
+    )
+
+
 def precision_entry() -> str:
     """Return the entry of the precision classes and their modifiers."""
-    titles = {"accumulation": "accumulation", "operand": "computed operand", "inputs": "given operand"}
-    titles |= {"stored": "stored score", "weights": "weight", "output": "result"}
     defaults = dict.fromkeys(DEFAULTS.values(), "default")
     rows = [
-        (f"`{name}`", p.dtype, *(_power(getattr(p, field)) for field in titles), defaults.get(name, ""))
+        (f"`{name}`", p.dtype, *(_power(getattr(p, field)) for field in ROUNDED), defaults.get(name, ""))
         for name, p in CLASSES.items()
     ]
     return "\n\n".join(
         [
             "What a correct implementation may round, as unit roundoffs; – means not rounded. The error budget of "
             "every element follows from the precision class and the inputs.",
-            table(["class", "dtype", *titles.values(), ""], rows),
+            table(["class", "dtype", *ROUNDED.values(), ""], rows),
             f"Modifiers, joined to a class by `+`: {coded(MODIFIERS)}",
         ]
     )
@@ -157,6 +188,14 @@ def _call(o: Operation) -> str:
     if first_keyword is not None:
         parameters.insert(first_keyword, "*")
     return f"{o.name}({', '.join(parameters)})"
+
+
+def _nesting(node: Node) -> str:
+    """Return a result as nested records and tuples of names, such as ``(states, (h, c))``."""
+    if not isinstance(node, Branch):
+        return node.path.removeprefix("result.")
+    record = node.build.__name__ if node.names else ""
+    return f"{record}({', '.join(map(_nesting, node.nodes))}{', …' if node.repeated else ''})"
 
 
 def _governed(x: Law) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 from attnspec.conformance.explaining.declaration import Declaration, declaration
 from attnspec.conformance.explaining.explanations import Diagnosis
+from attnspec.conformance.judging.cases import dtypes_of
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import dtypes_of
 from attnspec.conformance.judging.extent import ORDER, Extent, widest
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.own_errors import contained
@@ -28,9 +28,10 @@ from attnspec.conformance.running.expectations import (
 )
 from attnspec.conformance.running.messages import paste_text, proposal_lines
 from attnspec.conformance.running.planning import Plan
+from attnspec.conformance.running.selection import matching
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Verdicts
-from attnspec.spec import SPEC_VERSION
+from attnspec.spec import VERSION
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
@@ -50,7 +51,7 @@ NEVER_TRIED = ("calls compiled by a framework",)
 """Kinds of calls that the suite never tries."""
 
 PACKAGES = (
-    *("attnspec", "numpy", "hypothesis", "pytest", "torch", "triton", "numba"),
+    *("numpy", "hypothesis", "pytest", "torch", "triton", "numba"),
     *("jax", "jaxlib", "onnx", "onnxruntime"),
 )
 """Packages whose versions a report states."""
@@ -396,14 +397,14 @@ def planned_results(plan: Plan, verdicts: Verdicts, early_end: str | None = None
 def missing_results(contract: Contract, settings: Settings) -> Iterable[Result]:
     """Return one result per law of every selected operation that is not provided."""
     dtypes = [d for d in contract.limits.dtypes if not settings.dtypes or d in settings.dtypes]
-    only = expectations(settings.only, "only")
+    only, laws = expectations(settings.only, "only"), matching(settings.laws, tuple(LAWS))
     return [
         Result(o.name, law.id, dtype, Status.NOT_PROVIDED, "the backend does not provide the operation")
         for o in OPERATIONS.values()
         if not o.reference_only and o.name not in contract.operations
         if not settings.operations or o.name in settings.operations
         for law in LAWS.values()
-        if law.concerns(o) and (not settings.laws or law.id in settings.laws)
+        if law.concerns(o) and (not settings.laws or law.id in laws)
         for dtype in dtypes_of(o, dtypes)
         if settings.only is None or any(line.concerns(o.name, law.id, dtype) for line in only)
     ]
@@ -416,8 +417,13 @@ def in_common(answers: Mapping[str, str]) -> str | dict[str, str] | None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of specification, machine and packages."""
-    facts = {"spec": SPEC_VERSION, "python": platform.python_version(), "platform": platform.platform(), **processor()}
+    """Return the versions of attnspec, machine and packages."""
+    facts = {
+        "attnspec": VERSION,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **processor(),
+    }
     for package in PACKAGES:
         try:
             facts[package] = version(package)

@@ -19,7 +19,7 @@ from attnspec.conformance.reporting.entries import (
     question_entry,
 )
 from attnspec.conformance.reporting.markup import table
-from attnspec.spec import SPEC_VERSION
+from attnspec.spec import VERSION
 from attnspec.spec.contract.axes import GLOSSARY
 from attnspec.spec.contract.documentation import in_words
 from attnspec.spec.contract.law import LAWS
@@ -30,7 +30,7 @@ from attnspec.spec.errata import ERRATA, MISPRINTS
 from attnspec.spec.lectures import LECTURES
 from attnspec.spec.lectures.registry import Lecture
 
-TITLE = f"attnspec {SPEC_VERSION}"
+TITLE = f"attnspec {VERSION}"
 
 NOTATION = """\
 An array `(*batch, n, d)` begins with any number of batch dimensions, or none. Vectors are rows. Masks are boolean: True

@@ -120,7 +120,9 @@ def remarks(report: Report) -> Iterator[str]:
     absent = sorted({r.operation for r in report.results if r.status is Status.NOT_PROVIDED})
     if len(absent) > MAX_NAMED_OPERATIONS:
         operations = {r.operation for r in report.results}
-        yield f"not provided: {len(absent)} of {len(operations)} operations"
+        everything = sum(not o.reference_only for o in OPERATIONS.values())
+        which = "that a backend may provide" if len(operations) == everything else "that the selection concerns"
+        yield f"not provided: {len(absent)} of the {len(operations)} operations {which}"
     elif absent:
         yield f"not provided: {', '.join(absent)}"
     for question, declared in report.deviations.items():

@@ -18,9 +18,10 @@ from attnspec.conformance.explaining.missing_declarations import (
     with_declared_choices,
 )
 from attnspec.conformance.explaining.refusals import refusals
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained, joined
 from attnspec.conformance.judging.profiles import PROFILES

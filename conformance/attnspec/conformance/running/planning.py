@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import attnspec.conformance.laws  # noqa: F401 - the modules of the laws register their checks
 from attnspec.conformance.explaining.declaration import with_attributes
+from attnspec.conformance.judging.cases import Case, cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, cases
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.running.expectations import expectations
-from attnspec.conformance.running.selection import unknown_name
+from attnspec.conformance.running.selection import matching, unknown_name
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
@@ -35,7 +35,9 @@ class Plan:
         check_names(settings)
         own_contract, contract = contract, judged_contract(contract, settings)
         _check_provided(contract, settings)
-        selected = cases(contract, operations=settings.operations, laws=settings.laws, dtypes=settings.dtypes)
+        selected = cases(
+            contract, operations=settings.operations, laws=matching(settings.laws, tuple(LAWS)), dtypes=settings.dtypes
+        )
         if settings.only is not None:
             selected = _only(selected, settings.only)
         # A law that the user selected runs even if all its checks are slow, which ``quick`` otherwise skips.
@@ -71,7 +73,7 @@ def check_names(settings: Settings, prefix: str = "") -> None:
     }
     for what, (names, chosen) in known.items():
         for name in chosen:
-            if name not in names:
+            if name not in names and not (what == "law" and matching([name], tuple(LAWS))):
                 raise BackendError(unknown_name(f"{prefix}{what}", name, names))
     expectations(settings.expect, f"{prefix}expect")  # read for its errors only
 

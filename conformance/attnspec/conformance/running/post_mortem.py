@@ -18,7 +18,7 @@ from typing import Any
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.examples import Example
-from attnspec.conformance.judging.engine import Case
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.isolation import abnormal_end, forks
 from attnspec.conformance.judging.own_errors import contained

@@ -1,30 +1,14 @@
 """Selection by name: patterns, and the message for an unknown name."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-MAX_LISTED = 6
-"""Most names that are listed; of more names only close ones are."""
-
-MAX_CLOSE = 3
-"""Most close names that are listed."""
+from attnspec.spec.contract.close_names import close_names
 
 
 def unknown_name(what: str, name: str, known: Iterable[str], why: str = "") -> str:
     """Return the message for an unknown name: expected known names, ``why`` these, and the name."""
-    names = list(known)
-    near = names if len(names) <= MAX_LISTED else _closest(name, names) or names[:MAX_LISTED]
-    return f"{what}: expected one of {', '.join(near)}{', …' if len(near) < len(names) else ''}{why}; got {name!r}"
-
-
-def _closest(name: str, names: Sequence[str]) -> list[str]:
-    """Return names with these initials (SDPA), or similar ones, in any case."""
-    folded_name = name.casefold()
-    abbreviated = [n for n in names if "".join(word[:1] for word in n.casefold().split("_")) == folded_name]
-    folded = {n.casefold(): n for n in names}
-    close = difflib.get_close_matches(folded_name, folded, MAX_CLOSE, 0.4)
-    return list(dict.fromkeys([*abbreviated, *(folded[n] for n in close)]))[:MAX_CLOSE]
+    return f"{what}: expected one of {close_names(name, known)}{why}; got {name!r}"
 
 
 def matching(patterns: Iterable[str], known: Sequence[str]) -> list[str]:

@@ -31,7 +31,9 @@ class Settings:
         "auto", "D", "the device to run on: auto (the only one that the backend declares), or its name"
     )
     operations: tuple[str, ...] = _setting((), "NAME", "only this operation; may be repeated", option="operation")
-    laws: tuple[str, ...] = _setting((), "ID", "only this law; may be repeated", option="law")
+    laws: tuple[str, ...] = _setting(
+        (), "ID", "only this law, or pattern such as 'masking.*'; may be repeated", option="law"
+    )
     dtypes: tuple[str, ...] = _setting((), "D", "only this dtype; may be repeated", option="dtype")
     expect: str | None = _setting(
         None, "FILE", "file of expected failures, a line each: operation, law and dtype; the run fails if one passes"

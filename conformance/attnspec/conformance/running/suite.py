@@ -16,9 +16,9 @@ import pytest
 
 from attnspec.conformance.explaining.declaration import Declaration, declaration, judged_as_declared, with_attributes
 from attnspec.conformance.explaining.explanations import Explanation
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import contained, joined, own_error
 from attnspec.conformance.judging.results import OWN_ERROR, Result, Status

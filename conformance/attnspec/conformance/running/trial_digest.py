@@ -9,8 +9,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from attnspec.conformance.judging.cases import governing_laws
 from attnspec.conformance.judging.checks import CHECKS
-from attnspec.conformance.judging.engine import governing_laws
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.mutants.registry import Mutant
 from attnspec.conformance.running.trials import Trial, run_trial

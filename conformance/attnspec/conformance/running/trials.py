@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import attnspec.conformance.laws  # noqa: F401 - the modules of the laws register their checks
+from attnspec.conformance.judging.cases import BOOLEAN_DTYPE, DEFAULT_DTYPE, Case, cases
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import BOOLEAN_DTYPE, DEFAULT_DTYPE, Case, cases, judge
+from attnspec.conformance.judging.engine import judge
 from attnspec.conformance.judging.profiles import PROFILES, Profile
 from attnspec.conformance.judging.results import Result, Status, without_own_errors
 from attnspec.conformance.mutants.registry import Mutant

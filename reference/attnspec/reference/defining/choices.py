@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
+from attnspec.spec.contract.close_names import close_names
 from attnspec.spec.contract.semantics import QUESTIONS, Semantics
 
 _NORMATIVE = Semantics()
@@ -29,7 +30,9 @@ def choice(question: str) -> str:
 def choosing(**choices: str) -> Iterator[None]:
     """Put choices in force within this context; ``ValueError`` for an unknown question or choice."""
     if unknown := [name for name in choices if name not in QUESTIONS]:
-        raise ValueError(f"choosing: expected questions among {', '.join(QUESTIONS)}; got {', '.join(unknown)}")
+        raise ValueError(
+            f"choosing: expected questions among {close_names(unknown[0], QUESTIONS)}; got {', '.join(unknown)}"
+        )
     choice_by_question: dict[str, Any] = dict(choices)
     token = _CHOICES.set(replace(_CHOICES.get(), **choice_by_question))
     try:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from attnspec.spec.contract.close_names import close_names
+
 T = TypeVar("T")
 
 
@@ -22,5 +24,5 @@ def declared_as(kind: type[T], declared: Any, of: str, parts: str) -> T:
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]  # a dataclass, which no TypeVar can say
     unknown = sorted(map(str, set(declared) - set(known)))
     if unknown:
-        raise ValueError(f"{of}: expected {parts} among {', '.join(known)}; got {', '.join(unknown)}")
+        raise ValueError(f"{of}: expected {parts} among {close_names(unknown[0], known)}; got {', '.join(unknown)}")
     return kind(**declared)

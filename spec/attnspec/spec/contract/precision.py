@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from attnspec.spec.contract.close_names import close_names
 from attnspec.spec.contract.operation import Operation
 
 _DOUBLE, _SINGLE, _HALF, _BFLOAT16, _TF32 = 2.0**-53, 2.0**-24, 2.0**-11, 2.0**-8, 2.0**-11
@@ -163,11 +164,13 @@ def precision(name: str) -> Precision:
     """
     base, *modifiers = name.split("+")
     if base not in CLASSES:
-        raise ValueError(f"precision: expected a class among {', '.join(CLASSES)}; got {base!r}")
+        raise ValueError(f"precision: expected a class among {close_names(base, CLASSES)}; got {base!r}")
     result = CLASSES[base]
     for modifier in modifiers:
         if modifier not in MODIFIERS:
-            raise ValueError(f"precision: expected a modifier among {', '.join(MODIFIERS)}; got {modifier!r}")
+            raise ValueError(
+                f"precision: expected a modifier among {close_names(modifier, MODIFIERS)}; got {modifier!r}"
+            )
         result = MODIFIERS[modifier](result)
     return result
 

@@ -1,0 +1,132 @@
+"""Messages about backends, laws and names that cannot be judged, and what `list` and `show` say of names."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from attnspec.conformance import BackendError, judge, load
+from attnspec.conformance.cli import app
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.running.planning import Plan
+from attnspec.conformance.running.settings import Settings
+from attnspec.spec import LAWS, OPERATIONS, QUESTIONS
+from attnspec.spec.contract.precision import CLASSES
+
+CLASS = """
+class Mine:
+    name = "mine"
+
+    def dot_scores(self, query, key):
+        return query @ key.mT
+"""
+IMPORTED = "from attnspec.reference import softmax\n"
+DEFINED = "def softmax(scores):\n    return scores\n"
+
+
+def loaded(folder: Path, code: str) -> Any:
+    (folder / "mine.py").write_text(code)
+    return load(str(folder / "mine.py"))
+
+
+def test_an_imported_function_makes_no_backend_of_a_file_with_a_class(tmp_path: Path) -> None:
+    assert type(loaded(tmp_path, IMPORTED + CLASS)).__name__ == "Mine"
+
+
+def test_a_file_with_a_name_is_the_backend(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "name = 'file'\n" + DEFINED + CLASS).name == "file"
+
+
+@pytest.mark.parametrize(
+    ("code", "function", "attribute"),
+    [
+        (IMPORTED, "softmax, imported from attnspec.reference.normalization,", "Class"),
+        (DEFINED, "softmax", "Class"),
+        (DEFINED + CLASS, "softmax", "Mine"),
+        (DEFINED + CLASS + CLASS.replace("Mine", "Other"), "softmax", "Mine"),
+    ],
+)
+def test_a_file_without_a_name_is_told_which_function_makes_it_a_backend(
+    tmp_path: Path, code: str, function: str, attribute: str
+) -> None:
+    with pytest.raises(BackendError) as raised:
+        loaded(tmp_path, code)
+    file = str(tmp_path / "mine.py")
+    assert str(raised.value) == (
+        f"backend {file!r}: name: expected a non-empty string, since the function {function} makes this module a "
+        f"backend; got none. Add one, such as name = 'my-kernels', or judge a class as {file}:{attribute}"
+    )
+
+
+def backend(function: Any, **attributes: Any) -> SimpleNamespace:
+    return SimpleNamespace(name="mine", rnn_cell=function, **attributes)
+
+
+def test_an_argument_with_another_name_is_refused_before_the_first_gradient() -> None:
+    def function(x: Any, state: Any, p: Any) -> Any:
+        return x
+
+    with pytest.raises(ValueError, match=r"^rnn_cell") as raised:
+        Contract.of(backend(function, vjp=print))
+    assert str(raised.value) == (
+        "rnn_cell: expected an argument 'parameters', since vjp passes arguments by name; got 'p'. "
+        "The signature is (x, state, parameters)"
+    )
+    assert Contract.of(backend(function)).operations == ("rnn_cell",)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, state, parameters, more=None: x, lambda *arguments: arguments, lambda **arguments: arguments, max],
+)
+def test_other_signatures_are_admitted(function: Any) -> None:
+    assert Contract.of(backend(function, vjp=print)).operations == ("rnn_cell",)
+
+
+def test_laws_are_selected_by_patterns() -> None:
+    contract = Contract.of(load("reference"))
+    chosen = {law for case in Plan.of(contract, Settings(laws=("masking.*",))).cases for law in case.laws}
+    assert chosen == {law for law in LAWS if law.startswith("masking.")}
+    with pytest.raises(BackendError, match=r"^law: expected one of .*; got 'maskin\.\*'$"):
+        Plan.of(contract, Settings(laws=("maskin.*",)))
+
+
+def printed(*arguments: str) -> str:
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "400"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_lists_hold_every_question_and_precision_class() -> None:
+    assert [name for name in QUESTIONS if name not in printed("list", "questions")] == []
+    assert [name for name in CLASSES if name not in printed("list", "precisions")] == []
+
+
+def test_the_operations_are_counted_once() -> None:
+    judged = sum(not o.reference_only for o in OPERATIONS.values())
+    counts = f"{len(OPERATIONS)} operations: {judged} that a backend may provide, {len(OPERATIONS) - judged} of the"
+    assert counts in " ".join(printed("list", "operations").split())
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_precision_class_shows_how_to_declare_it(name: str) -> None:
+    text = " ".join(printed("show", name).split())
+    (declared,) = re.findall(r"precision = (\{.*?\})", text)
+    assert eval(declared) == {CLASSES[name].dtype: name}
+    assert "accumulation 2" in text
+
+
+def test_a_nested_result_is_shown_as_nested() -> None:
+    assert "Result: (states, (h, c))" in printed("show", "lstm")
+
+
+def test_a_misspelt_class_or_modifier_gets_the_nearest_names() -> None:
+    x = np.zeros((1, 1))
+    with pytest.raises(ValueError, match=r"^precision: expected a class among ieee32, .*…; got 'iee32'$"):
+        judge("softmax", x, x, precision="iee32")
+    with pytest.raises(ValueError, match=r"^precision: expected a modifier among fast-tanh, …; got 'fast-than'$"):
+        judge("softmax", x, x, precision="ieee32+fast-than")
