@@ -26,8 +26,7 @@ SDPA = "scaled_dot_product_attention"
 def attention(dtype: str, *, scaled_query: bool) -> tuple[Numbers, list[Numbers]]:
     """Attention whose scale multiplies the query in its dtype, or float32 scores."""
     rng = np.random.default_rng(0)
-    query, key, value = (2 * rng.standard_normal((4, 128, 80)) for _ in range(3))
-    arguments = [x.astype(numpy_dtype(dtype)) for x in (query, key, value)]
+    arguments: list[Numbers] = [(2 * rng.standard_normal((4, 128, 80))).astype(numpy_dtype(dtype)) for _ in range(3)]
     query, key, value = (x.astype(np.float32) for x in arguments)
     scale = np.float32(1 / np.sqrt(80))
     if scaled_query:

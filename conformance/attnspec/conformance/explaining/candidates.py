@@ -126,7 +126,8 @@ def _at_least_average(moved: Numbers) -> Numbers:
     """Return how far numbers move, at least the root mean square of their row: all draws may be small at one number."""
     if not moved.size or not moved.ndim:
         return moved
-    return np.maximum(moved, np.sqrt((moved**2).mean(-1, keepdims=True)))
+    average: Numbers = np.sqrt((moved**2).mean(-1, keepdims=True))
+    return np.maximum(moved, average)
 
 
 # Mutants --------------------------------------------------------------------------------------------------------------

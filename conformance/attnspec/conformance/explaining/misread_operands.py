@@ -59,7 +59,7 @@ def _misreading(
             return dict(map_tree(prepare(operation, inputs), changed))
 
         if arguments is not exact:
-            backend.prepare = prepare_changed  # type: ignore[method-assign]
+            backend.prepare = prepare_changed  # type: ignore[method-assign,assignment]
         with choosing(**subject.choices):
             result = getattr(backend, operation.name)(**arguments.passed_as(passed))
         return {leaf.path: np.asarray(x) for leaf, x in results(operation, result)}

@@ -77,15 +77,16 @@ class _WithoutCommon(Statistical):
 
 
 class _OrderedWithoutCommon(Ordered):
-    """Numbers with the errors of partial sums, without those that all attention weights of a row share."""
+    """Numbers with partial sums' errors, without those that all weights of a row share."""
 
     common_errors = False
 
 
 def _with_common_errors(gradients: Mapping[str, Statistical], softmaxes: Sequence[Traced]) -> dict[str, Numbers]:
-    """Errors of gradients, if the errors that the weights of a row share add linearly over keys and equal rows.
+    """Errors of gradients with those that the weights of a row share.
 
-    A common factor of a row's weights multiplies all that is summed over its keys.
+    These add linearly over keys and equal rows: a common factor of a row's weights multiplies all that is summed over
+    its keys.
     """
     equal_rows = _most_repeated_rows(softmaxes)
     common = max(float(np.max(x.result.common, initial=0.0)) for x in softmaxes) ** 0.5

@@ -104,7 +104,7 @@ class Ordered(Statistical):
 
     @property
     def variance_of_running_sums(self) -> Numbers:
-        """Variance that a running maximum adds to the sums of exponentials of these weights, relative to the sums."""
+        """Relative variance that a running maximum adds to the sums of exponentials."""
         return _variance_of_running_sums(as_double(self.value), self.precision.accumulation)
 
 
@@ -181,9 +181,10 @@ def _second_differences(left: Numbers, right: Numbers) -> Numbers | None:
 
 
 def _equal_terms(left: Numbers, right: Numbers, u: float) -> tuple[Numbers, Numbers]:
-    """Return whether all terms of left @ right are nearly equal, and the number of equal ones; zeros do not count.
+    """Return whether all terms of left @ right are nearly equal, and how many are.
 
-    Terms whose standard deviation exceeds half of the grid have remainders that are evenly distributed, up to e^(−π²).
+    Zeros do not count. Terms whose standard deviation exceeds half of the grid have remainders that are evenly
+    distributed, up to e^(−π²).
     """
     count = (left != 0).astype(np.float64) @ (right != 0).astype(np.float64)
     mean = left @ right / np.maximum(count, 1)

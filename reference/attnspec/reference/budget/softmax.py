@@ -149,10 +149,11 @@ def _dtype_of_errors(weights: Numbers, precision: Precision) -> np.dtype[Any]:
 
 
 def equal_sum(terms: Numbers) -> Numbers:
-    """Largest error of a running sum of equal terms alone, in unit roundoffs of the sum.
+    """Largest error of a running sum of equal terms.
 
-    The k-th partial sum kv is rounded by at most u 2^⌊log₂ kv⌋. These add up to at most 3/8 (n + 1) u nv: as much is
-    reached where nv is 4/3 of a power of two.
+    It is in unit roundoffs of the sum. The k-th partial sum kv is rounded by at most u 2^⌊log₂ kv⌋. These add up most
+    where nv is 4/3 of a power of two: to 3/8 (n + 1) u nv for many terms, and to 7 % more for a few, for which
+    ``EQUAL`` leaves room.
     """
     bound: Numbers = 3 / 8 * (terms + 1)
     return bound
@@ -166,7 +167,10 @@ def variance_of_sum(repeats: Numbers, keys: Numbers | int, u: float) -> Numbers:
 
 
 def error_of_logarithm(softmax: Softmax, precision: Precision) -> Numbers:
-    """Relative error that a row's weights share if computed as exp(e − L), with L the rounded logarithm of the sum."""
+    """Relative error that a row's weights share if computed as exp(e − L).
+
+    L is the rounded logarithm of the sum.
+    """
     error: Numbers = 0.6 * precision.accumulation * softmax.logarithm
     return error
 
