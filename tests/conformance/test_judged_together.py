@@ -90,6 +90,16 @@ def test_a_filter_ignores_gains_that_honest_roundings_make(monkeypatch: pytest.M
     assert judge(SDPA, output, query, key, value).together
 
 
+@pytest.mark.parametrize(("rows", "keys", "gain"), [(512, 2048, 2e-5), (2048, 512, 4e-6)])
+def test_exponentials_added_one_by_one_are_right(rows: int, keys: int, gain: float) -> None:
+    """Small exponentials are lost in the running sum, always in one direction."""
+    scores = (4 * np.random.default_rng(0).standard_normal((rows, keys))).astype(np.float32)
+    exponentials = np.exp((scores - scores.max(-1, keepdims=True)).astype(np.float64)).astype(np.float32)
+    weights = exponentials / np.cumsum(exponentials, -1, dtype=np.float32)[:, -1:]
+    assert judge("softmax", weights, scores)
+    assert not judge("softmax", weights * np.float32(1 + gain), scores)
+
+
 def test_common_roundings_of_ties_are_accepted() -> None:
     """Means of two values are ties, which a tiny common error rounds all alike."""
     rng = np.random.default_rng(4)

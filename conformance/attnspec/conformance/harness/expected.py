@@ -36,11 +36,11 @@ def on_all_cores() -> Iterator[Callable[..., Iterator[Any]]]:
     # The C library of Linux gives freed memory back once it is twice as large as the largest block freed so far. To map
     # every array anew would then take half of the time. Freeing one block that is never written to prevents that.
     np.empty(KEPT_MEMORY, np.uint8)
-    with _one_blas_thread(), ThreadPoolExecutor(os.cpu_count()) as threads:
+    with one_blas_thread(), ThreadPoolExecutor(os.cpu_count()) as threads:
         yield threads.map
 
 
-def _one_blas_thread() -> AbstractContextManager[Any]:
+def one_blas_thread() -> AbstractContextManager[Any]:
     """Return a context in which the BLAS has one thread, since its threads would compete with ours."""
     try:
         from threadpoolctl import threadpool_limits

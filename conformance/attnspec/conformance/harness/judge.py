@@ -5,12 +5,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from attnspec.conformance.harness import reading
 from attnspec.conformance.harness.backward import judge_gradients
 from attnspec.conformance.harness.ensemble import Ensemble
-from attnspec.conformance.harness.expected import Expected, expected, on_all_cores
+from attnspec.conformance.harness.expected import Expected, expected, on_all_cores, one_blas_thread
 from attnspec.conformance.harness.filters import extent as extent_of_groups
 from attnspec.conformance.harness.filters import shared_error
 from attnspec.conformance.harness.hidden_defects import hidden_defects
@@ -155,6 +154,6 @@ def diagnosis(subject: Subject, part: Part, index: tuple[int, ...], row: int | N
     # A mask that spells out a causal flag was not passed by the caller.
     absent = {mutant_name(name) for name in optional_of(subject.operation) if passed_arguments.get(name) is None}
     # Threads would wait for each other in matrices this small, and use up the time of the diagnosis.
-    with threadpool_limits(1, "blas"):
+    with one_blas_thread():
         defect = diagnosis_of_result(subject, judged_part.arguments, judged_part.results, without=absent)
     return "" if defect is None else defect.sentence

@@ -89,10 +89,16 @@ def _largest(weights: Numbers) -> Numbers:
 
 
 class SumsRounded(WeightsRounded):
-    """Rounding of sums: adding equal exponentials one by one rounds in one direction."""
+    """Rounding of sums: exponentials added one by one may round in one direction.
+
+    Equal ones do, and so do those that are small beside the sum.
+    """
+
+    def _softmax(self, softmax: Softmax) -> Self:
+        return self._exact(self.divided(softmax.weights, self.precision), weights=1.0)
 
     @classmethod
-    def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
+    def divided(cls, weights: Numbers, precision: Precision) -> Numbers:
         """Return the weights divided by their rounded sum."""
         single = np.float32 if precision.accumulation > UNIT_OF_DOUBLE else np.float64
         x = (weights / _largest(weights) * cls.phase).astype(single)
