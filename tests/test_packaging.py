@@ -81,7 +81,7 @@ def test_the_command_prints_the_version(command: str, tmp_path: Path) -> None:
 
 
 def test_pytest_rewrites_none_of_a_users_modules(wheel: zipfile.ZipFile) -> None:
-    """pytest guesses the modules of a plugin from the files of its distribution, and knows no namespace packages."""
+    """pytest guesses the modules of a plugin from its distribution's files."""
     from _pytest.config import _iter_rewritable_modules
 
     assert list(_iter_rewritable_modules(wheel.namelist())) == [PLUGIN.removesuffix(".py")]

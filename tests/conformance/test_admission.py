@@ -1,4 +1,4 @@
-"""Messages about backends, laws and names that cannot be judged, and what `list` and `show` say of names."""
+"""Messages about backends, laws and names that cannot be judged."""
 
 import re
 from pathlib import Path

@@ -43,7 +43,7 @@ def test_an_adapter_conforms_as_written(framework: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["triton", "jax"])
 def test_an_adapter_of_a_compiler_agrees_with_the_formula_as_written(framework: str, tmp_path: Path) -> None:
-    """All laws would take more than ten minutes, in Triton's interpreter and in JAX's compiler alike."""
+    """All laws would take more than ten minutes."""
     name = written(framework, tmp_path)
     interpreted = {"TRITON_INTERPRET": "1"} if framework == "triton" else {}
     done = attnspec("check", name, "--hang-after", "600", "--law", "operation.oracle", folder=tmp_path, **interpreted)

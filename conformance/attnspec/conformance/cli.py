@@ -317,7 +317,7 @@ def show(
         ),
     ],
 ) -> None:
-    """Show an operation, a law, a chapter, a precision class, or the choices of a question.
+    """Show an operation, law, chapter, precision class, or the choices of a question.
 
     An operation is shown with its formula, sources, shapes, edge cases and laws.
     """

@@ -41,7 +41,8 @@ def on_all_cores() -> Iterator[Callable[..., Iterator[Any]]]:
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:
-    """Return a context in which the BLAS has one thread, since its threads would compete with ours."""
+    """Return a context in which the BLAS has one thread."""
+    # Its threads would compete with ours.
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:

@@ -87,7 +87,10 @@ class Contract:
 
 
 def _demand_argument_names(backend: Any, operations: Iterable[str]) -> None:
-    """Raise ``ValueError`` for an argument that is not named as in the Protocol, since ``vjp`` passes it by name."""
+    """Raise ``ValueError`` for an argument whose name is not the Protocol's.
+
+    ``vjp`` passes arguments by name.
+    """
     for operation in operations:
         try:
             parameters = inspect.signature(getattr(backend, operation)).parameters

@@ -11,7 +11,7 @@ MAX_CLOSE = 3
 
 
 def close_names(name: str, known: Iterable[str]) -> str:
-    """List the known names that are closest to an unknown one, and an ellipsis for the others."""
+    """List the known names that are closest to an unknown one."""
     names = list(known)
     near = names if len(names) <= MAX_LISTED else _closest(name, names) or names[:MAX_LISTED]
     return f"{', '.join(near)}{', …' if len(near) < len(names) else ''}"
