@@ -52,6 +52,11 @@ def gradients(
                 # Errors that the weights of a row share are counted above. No number of equal keys multiplies them.
                 errors_of_rows = run(without_common)[2]
                 errors = {path: np.hypot(x, repeats**0.5 * errors_of_rows[path].error) for path, x in errors.items()}
+            if precision.output:
+                # Kernels may store partial sums, of tiles and of heads, in the few bits of the result. Their number
+                # is unknown here. Counting errors as often as a row has equal scores has covered all kernels tried.
+                times = max(float(np.max(node.result.weights, initial=1.0)) for node in softmaxes)
+                errors = {path: np.maximum(x, times**0.5 * gradients_by_path[path].error) for path, x in errors.items()}
         else:
             errors = {path: repeats**0.5 * g.error for path, g in gradients_by_path.items()}
         if sampled:
