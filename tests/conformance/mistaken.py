@@ -404,6 +404,11 @@ RIGHT_DIAGNOSES |= {
     "pytorch/pytorch#41508": ("NaN gradients for a fully masked row",),
     "FluxML/NNlib.jl#43": ("running maximum starts at 0", "subtracted maximum at least 0"),
     "deeplearning4j/deeplearning4j#6039": ("no maximum subtracted",),
+    "flashinfer-ai/flashinfer#4979": ("scales of quantised operands left out",),
+    "sgl-project/sglang#20705": ("scales of quantised operands left out",),
+    "sgl-project/sglang#18904": ("scales of quantised operands left out",),
+    "vllm-project/vllm#42080": ("scales of quantised operands left out",),
+    "vllm-project/vllm#53754": ("scales applied twice",),
     "philipturner/metal-flash-attention#8": ("scores stored in float16, not declared",),
 }
 """Right diagnoses of those rediscovered defects that can have one."""

@@ -496,7 +496,7 @@ REFUSED = {
     ("broken.py",): "backend 'broken.py': cannot be imported: ZeroDivisionError: division by zero",
     ("leaves.py",): "backend 'leaves.py': cannot be imported: SystemExit: 3",
     ("dies.py",): "backend 'dies.py': its import ended the process with status 9",
-    ("nameless.py",): "backend 'nameless.py': name: expected a non-empty string; got None; add one, such as name = ",
+    ("nameless.py",): "backend 'nameless.py': name: expected a non-empty string, since the function dot_scores makes",
     ("limits.py",): "backend 'limits.py': limits: expected fields among",
     ("backend.py:Nope",): "backend 'backend.py:Nope': expected an attribute 'Nope'",
     ("backend.py", "device", "cuda"): "device: expected one of cpu; got 'cuda'",
@@ -611,7 +611,7 @@ WRONG_ARGUMENTS = {
     ("mutants", "--keep", "empty.py"): "--keep: empty.py: expected trials that 'attnspec mutants",
     ("show", "softmaxx"): "show: expected one of softmax",
     ("show", "LSTM_Cell"): "show: expected one of lstm_cell, ",
-    ("list", "things"): "list: expected one of operations, laws, backends, mutants; got 'things'",
+    ("list", "things"): "list: expected one of operations, laws, backends, mutants, questions, precisions; got",
 }
 
 

@@ -17,7 +17,7 @@ from attnspec.conformance.inputs.quantization import element_of, exact_values
 from attnspec.conformance.mutants import MUTANTS
 from attnspec.spec import Quantized
 
-from .test_quantized import DEFECTS, SDPA, attention, operand, operands, values
+from .test_quantized import SDPA, attention, misread, operand, operands, values
 from .test_quantized_runs import BACKEND, LAW
 
 START: Any = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "diagnosis.py"))["start_inquiry"]
@@ -31,7 +31,7 @@ NAMES = {
     "of the first block alone": "scale of the first block in every block",
     "global scale left out": "global scale left out",
 }
-"""Names of the mutants that have the defects of ``DEFECTS``."""
+"""Names of the mutants with the defects of ``test_quantized``."""
 
 MISREADING = [mutant.name for mutant in MUTANTS.values() if mutant.operand_formats and "2 %" not in mutant.name]
 """Mutants whose single numbers are wrong, not only their sum."""
@@ -46,10 +46,7 @@ def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("changed", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize("defect", NAMES)
 def test_judge_names_the_defect_and_the_operand(defect: str, changed: int) -> None:
-    form, change = DEFECTS[defect]
-    quantized = operands(form, "float32")
-    arrays = values(*quantized)
-    (arrays[changed],) = values(change(quantized[changed]))
+    quantized, arrays = misread(defect, changed, "float32")
     diagnosis = judge(SDPA, attention(*arrays), *quantized).diagnosis
     assert f"“{NAMES[defect]}”" in diagnosis
     assert diagnosis.endswith(f" This concerns {['query', 'key', 'value'][changed]}.")

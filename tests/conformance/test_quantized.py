@@ -90,13 +90,19 @@ DEFECTS: dict[str, tuple[str, Callable[[Quantized], Quantized]]] = {
 }
 
 
+def misread(defect: str, changed: int, dtype: str) -> tuple[list[Quantized], list[Numbers]]:
+    """Operands, and their values if one of them is read with a defect."""
+    form, change = DEFECTS[defect]
+    quantized = operands(form, dtype)
+    arrays = values(*quantized)
+    (arrays[changed],) = values(change(quantized[changed]))
+    return quantized, arrays
+
+
 @pytest.mark.parametrize("changed", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_wrong_scale_is_convicted(defect: str, changed: int) -> None:
-    name, change = DEFECTS[defect]
-    quantized = operands(name, "bfloat16")
-    arrays = values(*quantized)
-    (arrays[changed],) = values(change(quantized[changed]))
+    quantized, arrays = misread(defect, changed, "bfloat16")
     assert not judge(SDPA, attention(*arrays).astype(ml_dtypes.bfloat16), *quantized)
 
 

@@ -46,23 +46,20 @@ class CallRecorder(Subject):
 
     def result_or_raised(self, inputs: Mapping[str, Any]) -> Any:
         """Return the outcome of a call, and record it with the arguments' memory layout."""
-        if self.passed is not None and self.passed.quantized:
-            return self._recorded_by_values(self.passed, inputs)
-        views = {name: map_tree(x, lambda _, y: self._as_numpy(y)) for name, x in inputs.items()}
-        copies = {name: map_tree(x, lambda _, y: copy_of(y)) for name, x in views.items()}
+        arguments, views = self._recorded(inputs)
         outcome = super().result_or_raised(inputs)
         if isinstance(outcome, dict) and all(map(_is_numbers, outcome.values())):
             results = {path: np.array(x) for path, x in outcome.items()}
-            self.calls.append(Probe(Arguments(self.operation, copies), results, expected={}, allowed={}, views=views))
+            self.calls.append(Probe(arguments, results, expected={}, allowed={}, views=views))
         return outcome
 
-    def _recorded_by_values(self, arguments: Arguments, inputs: Mapping[str, Any]) -> Any:
-        """Return the outcome of a call with quantised operands, and record it with their values."""
-        outcome = super().result_or_raised(inputs)
-        if isinstance(outcome, dict) and all(map(_is_numbers, outcome.values())):
-            results = {path: np.array(x) for path, x in outcome.items()}
-            self.calls.append(Probe(arguments, results, expected={}, allowed={}))
-        return outcome
+    def _recorded(self, inputs: Mapping[str, Any]) -> tuple[Arguments, Mapping[str, Any] | None]:
+        """Return copies of a call's arguments, and views of them; no views of quantised operands."""
+        if self.passed is not None and self.passed.quantized:
+            return self.passed, None
+        views = {name: map_tree(x, lambda _, y: self._as_numpy(y)) for name, x in inputs.items()}
+        copies = {name: map_tree(x, lambda _, y: copy_of(y)) for name, x in views.items()}
+        return Arguments(self.operation, copies), views
 
     def vjp(self, arguments: Arguments, cotangents: Results, inputs: Mapping[str, Any] | None = None) -> Results:
         """Return the gradients, and record them."""

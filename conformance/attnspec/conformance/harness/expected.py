@@ -26,6 +26,10 @@ class Expected(NamedTuple):
     budget: Numbers
     nan: Numbers | None = None
 
+    def requiring_nan(self, places: Numbers) -> "Expected":
+        """Return these expectations, with NaN required at more places."""
+        return self._replace(nan=places if self.nan is None else self.nan | places)
+
 
 @contextmanager
 def on_all_cores() -> Iterator[Callable[..., Iterator[Any]]]:
@@ -68,10 +72,7 @@ def expected(subject: Subject, part: Part) -> dict[str, Expected]:
         return expectations
     if not any(np.isinf(x).any() for x in float_arrays) and _propagates(subject, arguments):
         exact = subject.oracle_values(arguments)
-        expectations = {
-            path: x._replace(nan=np.isnan(exact[path]) | (False if x.nan is None else x.nan))
-            for path, x in expectations.items()
-        }
+        expectations = {path: x.requiring_nan(np.isnan(exact[path])) for path, x in expectations.items()}
     if subject.semantics.masked_nonfinite == "propagates" and arguments.operation.masks:
         unmasked = subject.oracle_values(arguments.unordered().without_masks())
         expectations = {path: _with_open_results(x, ~np.isfinite(unmasked[path])) for path, x in expectations.items()}
@@ -103,7 +104,7 @@ def _with_empty_rows(subject: Subject, arguments: Arguments, results: Mapping[st
         leaf.path: rows_of_declared_choice(leaf, undefined[leaf.path].shape, arguments, semantics) for leaf in leaves
     }
     if choice == "nan":
-        return {path: x._replace(nan=undefined[path]) for path, x in results.items()}
+        return {path: x.requiring_nan(undefined[path]) for path, x in results.items()}
     # Under a causal mask, no declaration tells which keys an average includes.
     known = arguments.unordered() is arguments and not averages_unspecified_keys(arguments, semantics)
     if not known or not any(rows.any() for rows in undefined.values()):
@@ -126,8 +127,7 @@ def _with_low_rows(subject: Subject, arguments: Arguments, results: Mapping[str,
     low = allowed & ~np.any(allowed & (x != -np.inf), axis=-1, keepdims=True)
     right = results[path]
     if choice == "nan":
-        nan = low if right.nan is None else right.nan | low
-        return {**results, path: Expected(np.where(low, np.nan, right.value), right.budget, nan)}
+        return {**results, path: right._replace(value=np.where(low, np.nan, right.value)).requiring_nan(low)}
     # Equal weights are those of equal finite scores.
     weights = subject.oracles(arguments.replaced({scores: np.where(low, x.dtype.type(0), x)}))[path]
     value, budget = (weights.value, weights.budget) if choice == "uniform" else (0.0, 0.0)

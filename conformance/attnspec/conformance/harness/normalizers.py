@@ -68,9 +68,9 @@ def normalizers(scores: Scores, query: Numbers, key: Numbers, attendance: Attend
     """
     logarithms, maxima = (np.full(len(query), -np.inf) for _ in range(2))
     with np.errstate(all="ignore"):
-        for rows in _blocks(len(query), BLOCK_ROWS):
+        for rows in blocks(len(query), BLOCK_ROWS):
             running_max, running_sum = maxima[rows], np.zeros(rows.stop - rows.start)
-            for keys in _blocks(attendance.end(rows), BLOCK_KEYS):
+            for keys in blocks(attendance.end(rows), BLOCK_KEYS):
                 block, allowed = scores(query[rows], key[keys]), attendance.block(rows, keys)
                 if allowed is not None:
                     block[~allowed] = -np.inf
@@ -83,6 +83,7 @@ def normalizers(scores: Scores, query: Numbers, key: Numbers, attendance: Attend
     return logarithms, maxima
 
 
-def _blocks(count: int, size: int) -> Iterator[slice]:
+def blocks(count: int, size: int) -> Iterator[slice]:
+    """Yield consecutive slices of at most ``size``."""
     for start in range(0, count, size):
         yield slice(start, min(start + size, count))

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from attnspec.conformance.harness.normalizers import BLOCK_ROWS, Attendance, Scores, normalizers
+from attnspec.conformance.harness.normalizers import BLOCK_ROWS, Attendance, Scores, blocks, normalizers
 from attnspec.conformance.harness.sum_variances import EqualGroups, equal_groups
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.reference.budget.error_array import UNKNOWN, WIDTH
@@ -172,8 +172,9 @@ def _running_sums(
     """Relative variance that a running maximum adds to every row's sum of exponentials, (n, 1)."""
     query, key = operands
     variance = np.zeros((len(query), 1))
-    for rows in np.array_split(np.arange(len(query)), -(-len(query) // BLOCK_ROWS) or 1):
+    for rows in blocks(len(query), BLOCK_ROWS):
         weights = np.exp(scores(query[rows], key) - log_sums[rows, None])
-        weights = np.where(attendance.of_rows(rows), weights, 0.0)
+        allowed = attendance.block(rows, slice(0, len(key)))
+        weights = weights if allowed is None else np.where(allowed, weights, 0.0)
         variance[rows] = kind(weights, 0.0, precision).variance_of_running_sums
     return variance

@@ -82,8 +82,8 @@ def questions() -> Table:
 def precisions() -> Table:
     """Table of all precision classes, and of the modifiers that change them."""
     table = _table("class", "dtype", "what it rounds")
-    for name, rounded in roundings().items():
-        table.add_row(name, CLASSES[name].dtype, rounded)
+    for name, x in CLASSES.items():
+        table.add_row(name, x.dtype, roundings(name))
     table.caption = f"modifiers, joined to a class by +: {', '.join(MODIFIERS)}"
     return table
 

@@ -139,10 +139,10 @@ ROUNDED = {
 """Titles of what a precision class may round, by the field of its unit roundoff."""
 
 
-def roundings() -> dict[str, str]:
-    """Return the unit roundoffs of every precision class, as text."""
-    powers = {name: {t: _power(getattr(p, f)) for f, t in ROUNDED.items()} for name, p in CLASSES.items()}
-    return {name: ", ".join(f"{t} {p}" for t, p in own.items() if p != "–") for name, own in powers.items()}
+def roundings(name: str) -> str:
+    """Return the unit roundoffs of a precision class, as text."""
+    powers = {title: _power(getattr(CLASSES[name], field)) for field, title in ROUNDED.items()}
+    return ", ".join(f"{title} {power}" for title, power in powers.items() if power != "–")
 
 
 def class_entry(name: str) -> str:
@@ -151,7 +151,7 @@ def class_entry(name: str) -> str:
     default = f"It is the default of {dtype}. " if DEFAULTS[dtype] == name else ""
     return "\n\n".join(
         [
-            f"Precision class of {dtype}. A correct implementation may round, in unit roundoffs: {roundings()[name]}.",
+            f"Precision class of {dtype}. A correct implementation may round, in unit roundoffs: {roundings(name)}.",
             f'{default}A backend declares it by its attribute `precision = {{"{dtype}": "{name}"}}`; `judge` and '
             f'`tolerance` take `precision="{name}"`.',
             f"Modifiers, joined to it by `+`: {coded(MODIFIERS)}",

@@ -28,7 +28,7 @@ from attnspec.conformance.running.expectations import (
 )
 from attnspec.conformance.running.messages import paste_text, proposal_lines
 from attnspec.conformance.running.planning import Plan
-from attnspec.conformance.running.selection import matching
+from attnspec.conformance.running.selection import selected_laws
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Verdicts
 from attnspec.spec import VERSION
@@ -397,7 +397,7 @@ def planned_results(plan: Plan, verdicts: Verdicts, early_end: str | None = None
 def missing_results(contract: Contract, settings: Settings) -> Iterable[Result]:
     """Return one result per law of every selected operation that is not provided."""
     dtypes = [d for d in contract.limits.dtypes if not settings.dtypes or d in settings.dtypes]
-    only, laws = expectations(settings.only, "only"), matching(settings.laws, tuple(LAWS))
+    only, laws = expectations(settings.only, "only"), selected_laws(settings.laws)
     return [
         Result(o.name, law.id, dtype, Status.NOT_PROVIDED, "the backend does not provide the operation")
         for o in OPERATIONS.values()

@@ -16,7 +16,7 @@ from pathlib import Path
 from attnspec.conformance.judging.cases import BOOLEAN_DTYPE, DEFAULT_DTYPE, governing_laws
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote.errors import BackendError
-from attnspec.conformance.running.selection import matching, unknown_name
+from attnspec.conformance.running.selection import matching, selected_laws, unknown_name
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
@@ -54,7 +54,7 @@ class Expectation:
         # Operations without a dtype, such as those with boolean results, are judged whichever dtypes are selected.
         chosen = (
             (self.operation, settings.operations),
-            (self.law, matching(settings.laws, tuple(LAWS))),
+            (self.law, selected_laws(settings.laws)),
             (self.dtype, (*settings.dtypes, BOOLEAN_DTYPE, DEFAULT_DTYPE) if settings.dtypes else ()),
         )
         return all(not names or any(fnmatchcase(name, pattern) for name in names) for pattern, names in chosen)

@@ -11,7 +11,7 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.running.expectations import expectations
-from attnspec.conformance.running.selection import matching, unknown_name
+from attnspec.conformance.running.selection import selected_laws, unknown_name
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
@@ -35,9 +35,8 @@ class Plan:
         check_names(settings)
         own_contract, contract = contract, judged_contract(contract, settings)
         _check_provided(contract, settings)
-        selected = cases(
-            contract, operations=settings.operations, laws=matching(settings.laws, tuple(LAWS)), dtypes=settings.dtypes
-        )
+        laws = selected_laws(settings.laws)
+        selected = cases(contract, operations=settings.operations, laws=laws, dtypes=settings.dtypes)
         if settings.only is not None:
             selected = _only(selected, settings.only)
         # A law that the user selected runs even if all its checks are slow, which ``quick`` otherwise skips.
@@ -73,7 +72,7 @@ def check_names(settings: Settings, prefix: str = "") -> None:
     }
     for what, (names, chosen) in known.items():
         for name in chosen:
-            if name not in names and not (what == "law" and matching([name], tuple(LAWS))):
+            if name not in names and not (what == "law" and selected_laws([name])):
                 raise BackendError(unknown_name(f"{prefix}{what}", name, names))
     expectations(settings.expect, f"{prefix}expect")  # read for its errors only
 
