@@ -119,7 +119,7 @@ ATTENTION_MISTAKES: Mapping[str, tuple[Callable[..., Numbers], tuple[str, ...]]]
     "scores doubled": (with_scores(lambda s, q, k: 2 * s), ("The scores are multiplied by 2.",)),
     "scores in powers of 2": (
         with_scores(lambda s, q, k: s * 0.693147),
-        ("exp2 without log₂e", "The scores are multiplied by 0.693147."),
+        ("exp2 without log₂e", "The scores are multiplied by 0.693147 = ln 2"),
     ),
     "scores a thousandth too large": (
         with_scores(lambda s, q, k: s * 1.001),

@@ -78,10 +78,27 @@ def test_a_known_defect_is_named(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["unbiased variance", "head outputs divided by the number of heads", "first key skipped", "variance 1 % too small"],
+    ["unbiased variance", "head outputs divided by the number of heads", "variance 1 % too small"],
 )
 def test_an_unknown_defect_is_not_named(name: str) -> None:
     assert MAKING["start_inquiry"](name).diagnosis(without={name}) is None
+
+
+@pytest.mark.parametrize(("end", "count"), [("first", 8), ("last", 1), ("last", 16)])
+def test_judge_names_ignored_keys(end: str, count: int) -> None:
+    query, key, value = np.random.default_rng(0).standard_normal((3, 2, 40, 8)).astype(np.float32)
+    kept = slice(count, None) if end == "first" else slice(-count)
+    output = attention(query, key[:, kept], value[:, kept])
+    ignored = "key is" if count == 1 else f"{count} keys are"
+    assert judge("scaled_dot_product_attention", output, query, key, value).diagnosis == f"The {end} {ignored} ignored."
+
+
+@pytest.mark.parametrize(("factor", "cause"), [(np.log(2), "0.693147 = ln 2"), (1 / np.log(2), "1.4427 = log₂e")])
+def test_judge_names_a_wrong_base_of_exponentials(factor: float, cause: str) -> None:
+    query, key, value = np.random.default_rng(0).standard_normal((3, 2, 40, 8)).astype(np.float32)
+    output = attention(query * np.float32(factor), key, value)
+    diagnosis = judge("scaled_dot_product_attention", output, query, key, value).diagnosis
+    assert diagnosis.startswith(f"The scores are multiplied by {cause}")
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from attnspec.conformance.explaining.candidates import (
     with_finite_numbers,
 )
 from attnspec.conformance.explaining.choices import choice_candidates, formula_candidate
+from attnspec.conformance.explaining.dropped_keys import dropped_keys_candidates
 from attnspec.conformance.explaining.explanations import Diagnosis
 from attnspec.conformance.explaining.factors import factor_candidates
 from attnspec.conformance.explaining.misread_operands import misreading_candidates
@@ -100,6 +101,7 @@ def candidate_kinds(subject: Subject, first: Probe, without: Collection[str] = (
     yield misreading_candidates(subject, first)
     steps_in_use = used_steps(subject, first)
     yield mutant_candidates(subject, first, steps_in_use, of_operation=True, without=without)
+    yield dropped_keys_candidates(subject, first)
     yield factor_candidates(subject, first)
     yield mutant_candidates(subject, first, steps_in_use, of_operation=False, without=without)
     for question, choices in choices_of_formula(subject.operation).items():

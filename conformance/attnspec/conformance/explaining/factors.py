@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import log
 
 import numpy as np
 
@@ -17,6 +18,9 @@ MAX_DIGITS = 6
 
 TRIED_OCTAVES = np.arange(-8.0, 8.5, 0.5)
 """Exponents of 2 of the score factors that are tried first."""
+
+WRONG_BASES = {log(2): " = ln 2: 2ˣ is computed in place of eˣ", 1 / log(2): " = log₂e, which belongs to 2ˣ, not to eˣ"}
+"""Score factors that a wrong base of exponentials leaves, with what the diagnosis says of them."""
 
 SEARCH_STEPS = 24
 """Number of times that the interval around the best score factor is narrowed."""
@@ -36,6 +40,7 @@ def factor_candidates(subject: Subject, first: Probe) -> Iterator[Candidate]:
             yield gain_candidate(factor, path)
     if first.cotangents is None and subject.operation.scores_scale_with:
         fitted = fitted_scale(subject, first)
+        yield from (scale_candidate(subject, factor, cause) for factor, cause in WRONG_BASES.items())
         scale = fitted and with_fewest_digits(fitted, lambda x: explains(scale_candidate(subject, x), first, subject))
         if scale is not None:
             yield scale_candidate(subject, scale)
@@ -74,13 +79,13 @@ def fitted_gain(probe: Probe, path: str) -> float:
     return products / squares if squares else 1.0
 
 
-def scale_candidate(subject: Subject, factor: float) -> Candidate:
-    """Return the candidate that multiplies all scores by a factor."""
+def scale_candidate(subject: Subject, factor: float, cause: str = "") -> Candidate:
+    """Return the candidate that multiplies all scores by a factor; its sentence ends with the cause, if known."""
 
     def numbers(probe: Probe, arguments: Arguments) -> Results | None:
         return subject.oracle_values(rescaled(arguments, factor)) if probe.cotangents is None else None
 
-    return Candidate("scale", f"The scores are multiplied by {factor:g}.", numbers)
+    return Candidate("scale", f"The scores are multiplied by {factor:g}{cause}.", numbers)
 
 
 def fitted_scale(subject: Subject, probe: Probe) -> float | None:

@@ -139,7 +139,8 @@ class Verdict:
             outcome = f"wrong: {self.together if self.worst is None else self.worst}"
         explanations = [f"diagnosis: {self.diagnosis}"] if self.diagnosis else []
         if self.explained_by:
-            explanations.append(f"explained by precision {self.explained_by}")
+            only_if = "declare it only if the kernel rounds like this"
+            explanations.append(f"explained by precision {self.explained_by}; {only_if}")
         elif self.right_if:
             explanations.append(f"right if {self.right_if}")
         shared = [f"errors shared by many rows: {self.ensemble}"] if self.ensemble else []
