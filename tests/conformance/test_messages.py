@@ -81,7 +81,7 @@ def test_a_message_has_the_law_its_statement_the_input_and_the_snippet() -> None
         f"  {LAWS['operation.oracle'].statement}",
         "  what was seen",
         "  query = [[0.5]]",
-        "  mask = null",
+        "  mask = None",
         "",
         "    a = 1",
         "    sys.exit(1)",
