@@ -37,7 +37,7 @@ class Contract:
     notes: Mapping[str, str]
     origin: str = ""
     on_device: Mapping[str, str] = field(default_factory=dict)
-    place: str = "into the backend"
+    place: str = field(default="into the backend", compare=False)
     assumed: Mapping[str, Any] = field(default_factory=dict, compare=False)
     health: Health = field(default_factory=Health, compare=False, repr=False)
 

@@ -1,6 +1,5 @@
 """Messages about violations, likely causes first."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -109,21 +108,16 @@ def consequences_heading(causes: Iterable[Result], following: Iterable[Result]) 
 
 
 def argument_lines(operation: str, arguments: Mapping[str, Any]) -> list[str]:
-    """Return a line per argument of a counterexample: options as they were passed, arrays as short JSON."""
+    """Return a line per argument of a counterexample, as it was passed."""
     options = {option.path for option in OPERATIONS[operation].options}
-    return [
-        f"{name} = {_as_passed(value) if name in options or value is None else shortened(value)}"
-        for name, value in arguments.items()
-    ]
-
-
-def _as_passed(value: object) -> str:
-    return repr(tuple(value) if isinstance(value, list) else value)  # JSON has no tuples, such as windows
+    # JSON has no tuples, such as windows.
+    passed = {k: tuple(x) if k in options and isinstance(x, list) else x for k, x in arguments.items()}
+    return [f"{name} = {shortened(value)}" for name, value in passed.items()]
 
 
 def shortened(value: object) -> str:
-    """Return an array as short JSON; one that the report omits, by its shape."""
+    """Return an argument as short Python; an array that the report omits, by its shape."""
     if isinstance(value, dict) and set(value) == {"shape", "dtype"}:
         return f"an array of shape {as_tuple(value['shape'])}, {value['dtype']}"
-    text = json.dumps(value)
+    text = repr(value)
     return text if len(text) <= MAX_ARGUMENT else text[:MAX_ARGUMENT] + " …"
