@@ -77,7 +77,6 @@ def test_tensors_with_scales_reach_a_backend_in_another_process(tmp_path: Path, 
         counterexample = result["counterexample"]
         assert list(counterexample["arguments"])[:4] == ["query.codes", "query.scales", "key.codes", "key.scales"]
         assert counterexample["arguments"]["key.codes"]["dtype"] == "float8_e4m3fn"
-        assert counterexample["arguments"]["key.scales"]["dtype"] == "float8_e8m0fnu"
         script = subprocess.run(
             [sys.executable, "-c", counterexample["snippet"]], cwd=tmp_path, capture_output=True, text=True, check=False
         )

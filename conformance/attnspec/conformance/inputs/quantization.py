@@ -67,7 +67,7 @@ def _spread(scales: Numbers, shape: tuple[int, ...], title: str) -> Numbers:
 
 
 def _expected_scales(shape: tuple[int, ...]) -> str:
-    """Describe the shapes of scales that fit codes of a shape, with the usual ones as examples."""
+    """Describe the shapes of scales that fit codes of a shape, with examples."""
     expected = f"expected axes of sizes that divide those of the codes, {as_tuple(shape)}"
     if len(shape) < 2:
         return expected
