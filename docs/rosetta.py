@@ -82,6 +82,7 @@ CELLS: Mapping[str, Cells] = {
         "transformers": ("includes-own", "src/transformers/masking_utils.py"),
     },
     "logarithms": {
+        "FlashAttention": ("natural", "csrc/flash_attn/src/softmax.h#L180"),
         "JAX": ("natural", "jax/_src/nn/functions.py#L997"),
         "FlashInfer": ("base-2", "include/flashinfer/attention/prefill.cuh#L2492"),
     },

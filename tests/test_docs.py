@@ -194,6 +194,28 @@ def test_the_examples_of_the_documentation_conform(tmp_path: Path, name: str) ->
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_adapter_of_a_module_conforms(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    assert_conforms("heads", tmp_path, "--dtype", "float32")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_adapter_of_a_c_function_conforms(tmp_path: Path) -> None:
+    ((source, build),) = re.findall(r"```c\n(// rows\.c: (.*?)\n.*?)```", read("docs/modules.md"), re.DOTALL)
+    (tmp_path / "rows.c").write_text(source, encoding="utf-8")
+    subprocess.run(build.split(), cwd=tmp_path, check=True)
+    assert_conforms("rows", tmp_path)
+
+
+def assert_conforms(name: str, folder: Path, *options: str) -> None:
+    """Assert that ``attnspec check`` acquits an adapter of docs/modules.md."""
+    (code,) = re.findall(rf"```python\n(# {name}\.py\n.*?)```", read("docs/modules.md"), re.DOTALL)
+    (folder / f"{name}.py").write_text(code, encoding="utf-8")
+    command = [sys.executable, "-m", "attnspec.conformance.cli", "check", f"{name}.py", *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_page_on_judging_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     page = read("docs/judge.md")

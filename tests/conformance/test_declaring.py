@@ -33,7 +33,7 @@ from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.reporting.report import Report
 from attnspec.conformance.reporting.table import violations
 from attnspec.conformance.reporting.verdict_page import as_html
-from attnspec.conformance.running.messages import PASTE, paste_text
+from attnspec.conformance.running.messages import paste_text
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
@@ -196,6 +196,45 @@ def test_refused_sizes_do_not_hide_refused_options() -> None:
     expected = {"broadcasting": False, "mask": False, "head_sizes": (64,)}
     assert (explained.limits, set(explained.laws)) == (expected, {FORMULA})
     assert explained.evidence["mask"].startswith("raised NotImplementedError: masks are not supported")
+
+
+def batches_alike(query: Numbers, *others: Numbers) -> bool:
+    return all(x.shape[:-2] == query.shape[:-2] for x in others)
+
+
+def all_filled(*arrays: Numbers) -> bool:
+    return all(x.size for x in arrays)
+
+
+@pytest.mark.parametrize("message", [(), ("what the author wrote",)], ids=["bare", "with a message"])
+@pytest.mark.parametrize(
+    ("accepts", "limits"),
+    [(batches_alike, {"broadcasting": False}), (all_filled, {"min_length": 1, "min_batch": 1})],
+    ids=["broadcasting", "empty"],
+)
+def test_limits_are_proposed_for_failed_assertions(
+    accepts: Callable[..., bool], limits: dict[str, Any], message: tuple[str, ...]
+) -> None:
+    def asserts(*arrays: Numbers, **options: Any) -> Numbers:
+        if not accepts(*arrays):
+            raise AssertionError(*message)
+        return attention(*arrays, **options)
+
+    explained = explanation((FORMULA, "operation.shape"), asserts)
+    assert explained.limits == limits
+    assert set(explained.laws.values()) == {"limits"}
+
+
+def test_no_choice_explains_a_strict_causal_mask() -> None:
+    """A fill of −10⁹ gives the first row the mean of all values, as ``fully_masked: uniform`` does."""
+
+    def strict(*arrays: Numbers, mask: Any = None, causal: bool = False) -> Numbers:
+        n, m = arrays[0].shape[-2], arrays[1].shape[-2]
+        if not causal or mask is not None:
+            return attention(*arrays, mask=mask, causal=causal)
+        return attention(*arrays, mask=np.tri(n, m, -1, dtype=bool), masked=-1e9)
+
+    assert explanation((FORMULA, "semantics.causal_alignment"), strict).semantics == {}
 
 
 def ignores_masks_beside_causal(*arrays: Numbers, mask: Any = None, causal: bool = False) -> Numbers:
@@ -446,6 +485,7 @@ def test_an_accepted_option_is_no_limit_where_all_others_are_refused() -> None:
         ("ValueError: the length must be divisible by 16", True),
         ("ValueError: sequence too long", True),
         ("AssertionError: query should be unbatched 2D or batched 3D tensor but received 4-D query tensor", True),
+        ("raised AssertionError, in attention (mine.py:3)", True),
         ("IndexError: index 3 is out of bounds", False),
         ("RuntimeError: output with shape [1] doesn't match the broadcast shape [3]", False),
         ("TypeError: unexpected keyword argument 'mask'", False),
@@ -668,7 +708,7 @@ def test_a_report_folds_explained_violations_and_ends_with_the_declaration() -> 
     assert document["declaration"] == {"semantics": combined.attributes["semantics"]}
     causes = [r["explained_by"] for r in document["results"]]
     assert causes == ["semantics no_keys = nan"] * 2 + [None] * 2
-    assert PASTE in " ".join(as_html(report).split())
+    assert paste_text("into the backend", conforms=False, accepted=False) in " ".join(as_html(report).split())
 
 
 CODE = """
@@ -693,7 +733,7 @@ def test_a_second_run_with_the_pasted_declaration_conforms(tmp_path: Path) -> No
     first = attnspec(*call, folder=tmp_path)
     assert first.returncode == 1, first.stderr
     assert "mine conforms as declared below" in first.stdout
-    pasted = first.stdout.partition(paste_text(conforms=True, accepted=False))[2]
+    pasted = first.stdout.partition(paste_text("at the end of the module", conforms=True, accepted=False))[2]
     assert pasted.split("\n\n")[1].splitlines() == [
         'precision = {"float32": "tf32"}',
         'limits = {"dtypes": ("float32",), "max_length": 40}',

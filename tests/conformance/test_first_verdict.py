@@ -20,6 +20,8 @@ from attnspec.conformance.explaining import inquiry
 from attnspec.conformance.explaining.declaration import Declaration, lines, with_attributes
 from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.remote.description import contract_from, described
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.reporting.junit import as_junit
 from attnspec.conformance.reporting.report import Report
@@ -36,7 +38,7 @@ from .test_declaring import contract
 from .test_left_out import cut_to_fit
 from .test_report import SCHEMA
 
-PASTED = paste_text(conforms=True, accepted=False)
+PASTED = paste_text("into the backend", conforms=True, accepted=False)
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +68,10 @@ def test_a_right_kernel_conforms_after_one_paste(kind: str, tmp_path: Path) -> N
     report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     jsonschema.validate(report, SCHEMA)
     assert (report["verdict"], report["conforms_as_observed"], report["exit_status"]) == ("violates", True, 1)
-    pasted = first.stdout.partition(PASTED)[2].strip()
     before, body, after = code.partition('name = "mine"\n')
     indent = before.rpartition("\n")[2]
+    place = "into the body of class Backend" if indent else "at the end of the module"
+    pasted = first.stdout.partition(paste_text(place, conforms=True, accepted=False))[2].strip()
     block = "".join(f"{indent}{line}\n" for line in pasted.splitlines())
     write_backend(tmp_path, before + body + block + after)
     second = attnspec(*call, folder=tmp_path)
@@ -158,6 +161,57 @@ def test_an_unexplained_violation_ends_the_proposal() -> None:
     assert not Report(contract(), Settings(), (HOLDS,), 1.0, declaration=PROPOSED).is_explained
 
 
+MODULE_SEMANTICS = 'semantics = {"attendable_nan": "hidden"}\n'
+CLASS = """
+from attnspec import reference
+
+
+class Mine:
+    name = "mine"
+    softmax = staticmethod(reference.softmax)
+"""
+
+
+@pytest.mark.parametrize("chosen", ["", ":Mine", ":mine"])
+def test_attributes_of_the_module_beside_a_class_are_refused(chosen: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(CLASS + "\n\nmine = Mine()\n" + MODULE_SEMANTICS, encoding="utf-8")
+    with pytest.raises(BackendError, match=r"semantics: .* Paste it into the body of class Mine, or rename it$"):
+        load(f"{path}{chosen}")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        CLASS + "    semantics = {}\n" + MODULE_SEMANTICS + "\n\nclass Other(Mine):\n    semantics = semantics\n",
+        MODULE_SEMANTICS + CLASS + "    semantics = semantics\n",
+        MODULE_SEMANTICS + CLASS + "\n\nclass Other(Mine):\n    semantics = {**semantics}\n",
+        MODULE_SEMANTICS + CLASS + '\n\nname = "module"\nsoftmax = reference.softmax\n',
+        CLASS + "\n\nfrom attnspec.spec.contract import limits, precision, semantics\n",
+    ],
+    ids=["own attribute", "the module's value", "another class has it", "the module is a backend", "modules"],
+)
+def test_attributes_of_a_module_that_may_be_read_are_accepted(code: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    assert load(f"{tmp_path / 'mine.py'}:Mine").name == "mine"
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+@pytest.mark.parametrize("place", ["at the end of the module", "into the body of class Mine", "into the backend"])
+def test_the_text_above_the_attributes_says_where_to_paste_them(place: str, accepted: bool, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(CLASS + '\n\nname = "module"\nsoftmax = reference.softmax\n', encoding="utf-8")
+    module = load(str(path))
+    backend = {"at": module, "into the body": module.Mine(), "into the backend": SimpleNamespace(**vars(module))}
+    (judged,) = [x for begin, x in backend.items() if place.startswith(begin)]
+    own_contract = contract_of(judged, "mine", "cpu")
+    assert contract_from(json.loads(json.dumps(described(own_contract))), "mine").place == own_contract.place == place
+    first = replace(report(accept=accepted), contract=own_contract)
+    assert f"paste these attributes {place}. Judged once more with them, it conforms;" in first.paste_heading
+    assert ("the exit status is 0 because" in first.paste_heading) is accepted
+    assert ("until then the exit status is 1" in first.paste_heading) is not accepted
+
+
 def test_attributes_are_read_as_if_they_were_pasted() -> None:
     attributes: dict[str, Any] = {
         "semantics": {"softmax": {"fully_masked": "nan"}, "*": {"rejection": "unchecked"}},
@@ -178,13 +232,13 @@ def test_a_suite_judges_again_what_it_proposes_to_paste() -> None:
         return str(failed.value)
 
     proposed = "rejection = unchecked: Does a shape or an index that violates the Protocol raise"
-    heading = JUDGED_AGAIN.format("scaled_dot_product_attention-float32")
+    heading = f"{JUDGED_AGAIN}:".format(place="into the backend", judged="scaled_dot_product_attention-float32")
     right = message(cut_to_fit)
     assert right.startswith(proposed)
     assert right.endswith(f'{heading}\nsemantics = {{"rejection": "unchecked"}}')
     wrong = message(lambda *arrays, **options: cut_to_fit(*arrays, **options) * np.float32(2))
     assert "operation.oracle is violated" in wrong
-    assert PASTE in wrong
+    assert PASTE.format(place="into the backend") in wrong
     assert heading not in wrong
 
 

@@ -1,5 +1,7 @@
 """Messages of violations: their order, possible consequences, and counterexamples."""
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -81,7 +83,7 @@ def test_a_message_has_the_law_its_statement_the_input_and_the_snippet() -> None
         f"  {LAWS['operation.oracle'].statement}",
         "  what was seen",
         "  query = [[0.5]]",
-        "  mask = null",
+        "  mask = None",
         "",
         "    a = 1",
         "    sys.exit(1)",
@@ -99,6 +101,18 @@ def test_an_array_without_elements_is_shown_by_its_shape() -> None:
     assert empty == {"shape": [0, 3], "dtype": "float32"}
     result = failure("operation.oracle", "value", counterexample=example({"query": empty}))
     assert "  query = an array of shape (0, 3), float32\n" in violation_message(result)
+
+
+def test_options_and_masks_are_shown_as_python() -> None:
+    arguments = {"window": readable((None, 1)), "scale": readable(0.5), "causal": True, "mask": [[True]]}
+    sent = json.loads(json.dumps({**arguments, "key_lengths": readable(np.array([3, 1]))}))
+    assert sent["window"] == [None, 1]
+    result = replace(
+        failure("operation.oracle", "value", counterexample=example(sent)), operation="grouped_query_attention"
+    )
+    assert violation_message(result).splitlines()[3:8] == [
+        "  window = (None, 1)", "  scale = 0.5", "  causal = True", "  mask = [[True]]", "  key_lengths = [3, 1]",
+    ]  # fmt: skip
 
 
 def test_long_arguments_are_cut_and_long_snippets_left_to_the_json() -> None:

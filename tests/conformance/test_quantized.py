@@ -158,7 +158,8 @@ CODES, SCALES = np.ones((4, 64), np.int8), np.ones((4, 2), np.float32)
         (Quantized(CODES.astype(np.float32), SCALES), "key: codes: expected one of .*, int8; got float32"),
         (Quantized(CODES, SCALES.astype(np.float64)), "key: scales: expected one of float32, .*; got float64"),
         (Quantized(CODES, np.ones((4, 3), np.float32)),
-         r"key: scales: expected axes of sizes that divide those of the codes, \(4, 64\); got \(4, 3\)"),
+         r"key: scales: expected axes of sizes that divide those of the codes, \(4, 64\), such as \(4, 1\) for a scale "
+         r"per token, \(1, 64\) per channel or \(\) per tensor; got \(4, 3\)"),
         (Quantized(CODES, SCALES, np.ones((), np.float32)),
          "key: scales beside a global_scale: expected one of float8_e8m0fnu, float8_e4m3fn; got float32"),
         (Quantized(CODES, SCALES.astype(ml_dtypes.float8_e4m3fn), np.ones(2, np.float32)),

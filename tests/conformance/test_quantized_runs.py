@@ -74,6 +74,14 @@ def test_tensors_with_scales_reach_a_backend_in_another_process(tmp_path: Path, 
     assert result["status"] == status, result
     if defect:
         assert "with query, key, value in mxfp8, the result" in result["message"]
+        counterexample = result["counterexample"]
+        assert list(counterexample["arguments"])[:4] == ["query.codes", "query.scales", "key.codes", "key.scales"]
+        assert counterexample["arguments"]["key.codes"]["dtype"] == "float8_e4m3fn"
+        script = subprocess.run(
+            [sys.executable, "-c", counterexample["snippet"]], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert script.returncode == 1, script.stderr
+        assert "\nkey = Quantized(codes=array(" in script.stdout
 
 
 def test_formats_survive_the_way_to_the_judge() -> None:

@@ -304,7 +304,7 @@ def test_printed_arguments_have_their_paths(tmp_path: Path) -> None:
         console = Console(record=True, width=200, file=file)
         print_report(run_report, console)
         text = console.export_text()
-    assert "  parameters.w_hz = [[1.0]]\n  layers[0].w_q = null\n" in text
+    assert "  parameters.w_hz = [[1.0]]\n  layers[0].w_q = None\n" in text
     assert "path: [b]plain[/]" in text
     assert "1 of 4" not in text
     assert text.startswith("mine violates\n")

@@ -10,6 +10,7 @@ import pytest
 
 from attnspec.conformance import judge, tolerance
 from attnspec.conformance.harness import parts
+from attnspec.conformance.harness import tolerance as module
 from attnspec.reference import REFERENCE
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.shapes import results
@@ -74,6 +75,19 @@ def test_the_allowed_errors_are_those_of_the_judge() -> None:
         other[1, 3, 2] += factor * wide.allowed[1, 3, 2]
         assert bool(judge(SDPA, other, *(x.astype(np.float32) for x in arguments))) is right
         assert bool((np.abs(other - wide.expected) <= wide.allowed).all()) is right
+
+
+def test_the_judge_measures_a_wrong_number_by_partial_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    output, *arguments = attention(queries=100, keys=100)
+    output[1, 3, 2] += np.float32(0.5)
+    worst = judge(SDPA, output, *arguments).worst
+    assert worst is not None
+    usual = tolerance(SDPA, *arguments)
+    monkeypatch.setattr(module, "_has_patterns", lambda *_: True)
+    by_sums = tolerance(SDPA, *arguments)
+    assert worst.expected == usual.expected[worst.index] == by_sums.expected[worst.index]
+    assert abs(worst.budget / by_sums.allowed[worst.index] - 1) < 1e-9
+    assert abs(worst.budget / usual.allowed[worst.index] - 1) > 1e-6
 
 
 def test_parts_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:

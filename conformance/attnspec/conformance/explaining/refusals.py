@@ -50,13 +50,15 @@ TRIED_LENGTHS = (16, 128, 1)
 
 _UNSUPPORTED = re.compile(
     r"not ?implemented|unimplemented|unsupported|(not|n't|only|no)\b.{0,40}\bsupport|support\w*\b.{0,20}\bonly"
-    r"|\b(divisible|multiples?) (by|of)\b|\bat most\b|\bexceed|\btoo (long|large|many)\b|\b\d-?D\b",
+    r"|\b(divisible|multiples?) (by|of)\b|\bat most\b|\bexceed|\btoo (long|large|many)\b|\b\d-?D\b"
+    r"|\bAssertionError\b",  # with or without a message, the author's check of the input
     re.IGNORECASE,
 )
 
 _EMPTY = re.compile(
     r"\b(zero[- ]size|non-?zero|non-?empty|empty|zero|positive|0 elements|size 0)\b"
-    r"|\bat least \d|(>|>=|greater than) ?\d",
+    r"|\bat least \d|(>|>=|greater than) ?\d"
+    r"|\binvalid (configuration )?argument\b",  # CUDA, of a grid without blocks
     re.IGNORECASE,
 )
 _MISMATCHED = re.compile(r"\b(shapes?|sizes?|dimensions?|broadcast\w*|reshape|expand\w*)\b", re.IGNORECASE)

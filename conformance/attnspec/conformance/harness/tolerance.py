@@ -122,7 +122,7 @@ def tolerance(
     ``expected, allowed = tolerance(…)`` unpacks to arrays, or to trees of arrays, in the framework and on the device of
     the first array: in float64, or in float32 where JAX or the device has no float64. A result is right where
     ``abs(result - expected) <= allowed``. ``arguments``, ``precision`` and ``semantics`` are those of ``judge``, which
-    compares with the same numbers.
+    compares with the same ``expected``. Its budget of a wrong number follows partial sums.
 
     ``rows`` are indices of rows, or a number of rows to sample by ``seed``. Only these are computed, with all keys, and
     ``Tolerance.rows`` holds their indices. With a ``cotangent``, ``Tolerance.gradients`` maps argument paths to pairs.

@@ -88,6 +88,12 @@ class Arguments(Mapping[str, Any]):
         return {name: rebuild(self._flat.__getitem__) for name, rebuild in self._rebuilders.items()}
 
     @property
+    def operands_by_name(self) -> dict[str, Any]:
+        """The arguments by name, with quantised operands as codes and scales."""
+        values = {**self._flat, **self.quantized}
+        return {name: rebuild(values.__getitem__) for name, rebuild in self._rebuilders.items()}
+
+    @property
     def passed(self) -> dict[str, Any]:
         """The arguments by name, except keyword-only ones at their default."""
         return {name: x for name, x in self.values_by_name.items() if name not in self._defaults}

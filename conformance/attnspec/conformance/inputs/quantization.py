@@ -58,13 +58,21 @@ def _spread(scales: Numbers, shape: tuple[int, ...], title: str) -> Numbers:
     leading = len(shape) - scales.ndim
     own = (1,) * leading + scales.shape
     if leading < 0 or any(size % max(count, 1) or (size and not count) for size, count in zip(shape, own, strict=True)):
-        message = f"expected axes of sizes that divide those of the codes, {as_tuple(shape)}"
-        raise ValueError(f"{title}: scales: {message}; got {as_tuple(scales.shape)}")
+        raise ValueError(f"{title}: scales: {_expected_scales(shape)}; got {as_tuple(scales.shape)}")
     spread = scales.reshape(own)
     for axis, size in enumerate(shape):
         if spread.shape[axis] not in (1, size):
             spread = np.repeat(spread, size // spread.shape[axis], axis)
     return spread
+
+
+def _expected_scales(shape: tuple[int, ...]) -> str:
+    """Describe the shapes of scales that fit codes of a shape, with examples."""
+    expected = f"expected axes of sizes that divide those of the codes, {as_tuple(shape)}"
+    if len(shape) < 2:
+        return expected
+    per_token, per_channel = as_tuple((*shape[:-1], 1)), as_tuple((*shape[:-2], 1, shape[-1]))
+    return f"{expected}, such as {per_token} for a scale per token, {per_channel} per channel or () per tensor"
 
 
 def element_of(operand: Quantized, core: int, index: tuple[int, ...]) -> Quantized:

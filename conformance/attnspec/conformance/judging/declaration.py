@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Any
 
 from attnspec.conformance.judging.foreign_calls import printable
@@ -24,6 +25,7 @@ class Contract:
     ``origin`` is the name by which snippets load the backend. ``health`` is no declaration: it is here because all that
     call the backend share it. ``assumed`` are choices in ``semantics`` that the backend was observed to make and does
     not declare. ``on_device`` maps attributes that the backend's ``on_device`` replaces to the kind of device.
+    ``place`` says where in the source further attributes belong.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Contract:
     notes: Mapping[str, str]
     origin: str = ""
     on_device: Mapping[str, str] = field(default_factory=dict)
+    place: str = field(default="into the backend", compare=False)
     assumed: Mapping[str, Any] = field(default_factory=dict, compare=False)
     health: Health = field(default_factory=Health, compare=False, repr=False)
 
@@ -83,7 +86,18 @@ class Contract:
             _unused_devices(backend, limits) | {printable(str(k)): printable(str(v)) for k, v in notes.items()},
             origin,
             dict.fromkeys(on_device, kind),
+            place_of_attributes(backend),
         )
+
+
+def place_of_attributes(backend: Any) -> str:
+    """Return where the attributes of a backend belong in its source, as text after “paste them”."""
+    if isinstance(backend, ModuleType):
+        return "at the end of the module"
+    kind = backend if isinstance(backend, type) else type(backend)
+    if kind.__module__ in ("builtins", "types"):
+        return "into the backend"
+    return f"into the body of class {printable(kind.__name__)}"
 
 
 def _demand_argument_names(backend: Any, operations: Iterable[str]) -> None:

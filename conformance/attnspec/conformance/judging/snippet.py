@@ -48,9 +48,8 @@ def counterexample(
 
 def without_snippet(arguments: Arguments, violation: Violation) -> dict[str, Any]:
     """The counterexample for the report, with an empty snippet."""
-    shown = violation.arguments or arguments
     return {
-        "arguments": {path: readable(value) for path, value in shown.items()},
+        "arguments": {path: readable(value) for path, value in _shown(violation.arguments or arguments)},
         "expected": readable(violation.expected),
         "got": readable(violation.got),
         "budget": readable(violation.budget),
@@ -59,10 +58,23 @@ def without_snippet(arguments: Arguments, violation: Violation) -> dict[str, Any
     }
 
 
+def _shown(arguments: Arguments) -> Iterator[tuple[str, Any]]:
+    """The paths and values of arguments; of quantised operands those of codes and scales, as they were passed."""
+    for path, value in arguments.items():
+        if path not in arguments.quantized:
+            yield path, value
+            continue
+        operand = arguments.quantized[path]
+        parts = {"codes": operand.codes, "scales": operand.scales, "global_scale": operand.global_scale}
+        yield from ((f"{path}.{name}", part) for name, part in parts.items() if part is not None)
+
+
 def readable(x: Any) -> Any:
     """A value as plain JSON: large arrays as shape and dtype, non-finite numbers as text."""
     if x is None or isinstance(x, bool | int | str):
         return x
+    if isinstance(x, tuple):
+        return [readable(element) for element in x]
     array = np.asarray(x)
     if array.size > MAX_SHOWN or not array.size:
         return {"shape": list(array.shape), "dtype": str(array.dtype)}

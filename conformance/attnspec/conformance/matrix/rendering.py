@@ -12,7 +12,7 @@ from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.matrix.cells import DIRECTIONS, Cell, Confirmation, Matrix, Row, State, Violation
 from attnspec.conformance.remote.incidents import AT_INPUT
 from attnspec.conformance.reporting.markup import table
-from attnspec.conformance.running.messages import shortened
+from attnspec.conformance.running.messages import argument_lines
 
 COLOURS = {
     State.CONFORMS: "green",
@@ -115,7 +115,7 @@ def confirmation_sentence(violation: Violation) -> str:
 
 def inputs(violation: Violation) -> list[str]:
     """Return the arguments of the smallest input, one line each."""
-    return [f"{name} = {shortened(value)}" for name, value in violation.arguments.items()]
+    return argument_lines(violation.operation, violation.arguments)
 
 
 def following_sentence(cell: Cell) -> str:

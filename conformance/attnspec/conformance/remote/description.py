@@ -24,7 +24,7 @@ from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DeclaredPrecision
 from attnspec.spec.contract.semantics import DeclaredSemantics
 
-DECLARED = ("name", "operations", "limits", "semantics", "precision", "differentiable", "notes", "on_device")
+DECLARED = ("name", "operations", "limits", "semantics", "precision", "differentiable", "notes", "on_device", "place")
 """Keys of a described contract."""
 
 
@@ -67,6 +67,7 @@ def described(contract: Contract) -> dict[str, Any]:
         "differentiable": contract.differentiable,
         "notes": dict(contract.notes),
         "on_device": dict(contract.on_device),
+        "place": contract.place,
     }
 
 
@@ -85,7 +86,7 @@ def contract_from(description: Mapping[str, Any], origin: str) -> Contract:
 
 
 def _contract(description: Mapping[str, Any], origin: str) -> Contract:
-    name, operations, limits, semantics, precision, differentiable, notes, on_device = (
+    name, operations, limits, semantics, precision, differentiable, notes, on_device, place = (
         description[key] for key in DECLARED
     )
     if not isinstance(name, str) or not isinstance(differentiable, bool) or not isinstance(notes, Mapping):
@@ -100,6 +101,7 @@ def _contract(description: Mapping[str, Any], origin: str) -> Contract:
         {printable(str(k)): printable(str(v)) for k, v in notes.items()},
         origin,
         {printable(str(k)): printable(str(v)) for k, v in on_device.items()},
+        printable(str(place)),
     )
 
 

@@ -4,7 +4,7 @@ import gc
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.declaration import Contract, place_of_attributes
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely, printable
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.spec.contract.operation import OPERATIONS
@@ -49,7 +49,9 @@ def load(name: str) -> Any:
     if isinstance(module, Raised):
         raise BackendError(_cannot_import(name, target, module)) from module.error
     backend = _attribute(module, attribute, name) if attribute else _only_backend(module, name)
-    return _instance(backend, name)
+    backend = _instance(backend, name)
+    _demand_attributes_in_place(module, backend, name)
+    return backend
 
 
 @contextmanager
@@ -104,17 +106,9 @@ def operations_of(x: Any) -> list[str]:
 
 
 def _only_backend(module: Any, name: str) -> Any:
-    functions = operations_of(module)
-    # Without a name, a module's functions are those of its own classes, or imported from a framework.
-    if functions and isinstance(getattr(module, "name", None), str):
+    if _is_backend(module):
         return module
-    own = [
-        x
-        for x in vars(module).values()
-        if not isinstance(x, ModuleType)
-        and operations_of(x)
-        and (not isinstance(x, type) or x.__module__ == module.__name__)
-    ]
+    functions, own = operations_of(module), _backends_in(module)
     # Where a file has both, an instance is preferred to its class.
     instances = [x for x in own if not isinstance(x, type)]
     candidates = instances or own
@@ -128,6 +122,40 @@ def _only_backend(module: Any, name: str) -> Any:
         raise BackendError(f"backend {name!r}: expected operations such as {known}, …; got a module without any")
     names = sorted(k for k, x in vars(module).items() if any(x is c for c in candidates))
     raise BackendError(f"backend {name!r}: expected one backend; got {', '.join(names)}: name one as {name}:{names[0]}")
+
+
+def _is_backend(module: Any) -> bool:
+    """Return whether a module is itself a backend."""
+    # Without a name, a module's functions are those of its own classes, or imported from a framework.
+    return bool(operations_of(module)) and isinstance(getattr(module, "name", None), str)
+
+
+def _backends_in(module: Any) -> list[Any]:
+    """Return the objects with operations in a module, and its own classes with operations."""
+    return [
+        x
+        for x in vars(module).values()
+        if not isinstance(x, ModuleType)
+        and operations_of(x)
+        and (not isinstance(x, type) or x.__module__ == module.__name__)
+    ]
+
+
+def _demand_attributes_in_place(module: Any, backend: Any, name: str) -> None:
+    """Raise :class:`BackendError` for declarations beside a class: written into the module, they are not read.
+
+    Not if any backend of the module has the attribute, whose value may then come from the module's.
+    """
+    if backend is module or _is_backend(module):
+        return
+    for attribute in ("semantics", "precision", "limits"):
+        declared = isinstance(getattr(module, attribute, None), Mapping)
+        if declared and not any(getattr(x, attribute, None) for x in (backend, *_backends_in(module))):
+            raise BackendError(
+                f"backend {name!r}: {attribute}: expected no such name in the module, since its backend, "
+                f"{type(backend).__name__}, does not read it; got one. Paste it {place_of_attributes(backend)}, or "
+                "rename it"
+            )
 
 
 def _nameless(module: Any, name: str, functions: list[str], candidates: list[Any]) -> str:

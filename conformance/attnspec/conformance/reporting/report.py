@@ -181,7 +181,8 @@ class Report:
     @property
     def paste_heading(self) -> str:
         """The text above the attributes to paste."""
-        return paste_text(conforms=self.conforms_as_observed, accepted=self.settings.accept_observed)
+        accepted = self.settings.accept_observed
+        return paste_text(self.contract.place, conforms=self.conforms_as_observed, accepted=accepted)
 
     @cached_property
     def violations(self) -> list[Result]:

@@ -26,12 +26,13 @@ from attnspec.conformance.reporting.table import MAX_IN_FULL, closing_line, know
 from attnspec.conformance.reporting.templating import rendered
 from attnspec.conformance.running.messages import (
     MAX_SNIPPET,
+    argument_lines,
     consequences_heading,
     diagnoses_by_place,
     shortened,
 )
 from attnspec.spec.contract.law import LAWS
-from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
+from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS, Operation
 
 Figure = tuple[str, str, str]
 """Name of an array, its shape, and its picture as HTML."""
@@ -75,7 +76,8 @@ def _violations(violations: Sequence[Result], in_full: int = 0) -> Iterator[dict
         results_by_law[r.operation, r.law].append(r)
     for i, ((operation, law), results) in enumerate(results_by_law.items()):
         example = next((r.counterexample for r in results if r.counterexample is not None), None)
-        drawn, note = contained(f"drawing the counterexample of {law} by {operation}", partial(_drawing, example), None)
+        draw = partial(_drawing, OPERATIONS[operation], example)
+        drawn, note = contained(f"drawing the counterexample of {law} by {operation}", draw, None)
         notes = filter(None, dict.fromkeys([*(r.note for r in results), note]))
         yield {
             "law": law,
@@ -96,17 +98,18 @@ def _messages(results: Sequence[Result]) -> Iterator[str]:
         yield f"{', '.join(names)}: {message}" if len(dtypes) > 1 else message
 
 
-def _drawing(example: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _drawing(operation: Operation, example: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if example is None:
         return None
     arguments = example["arguments"]
-    drawn = {name: x for name, value in arguments.items() if (x := _array(value)) is not None}
+    options = {option.path for option in operation.options}
+    drawn = {name: x for name, y in arguments.items() if name not in options and (x := _array(y)) is not None}
     arrays = {**arguments, **{name: example[name] for name in ("expected", "got", "budget")}}
     return {
         "arguments": [_figure(name, x, levels_of_numbers(x, largest_of(x))) for name, x in drawn.items()],
         "results": list(_result_figures(example)),
         "undrawn": [f"{name}, {shortened(value)}" for name, value in arrays.items() if isinstance(value, Mapping)],
-        "numbers": [f"{name} = {shortened(value)}" for name, value in arguments.items() if value is not None],
+        "numbers": argument_lines(operation.name, {k: x for k, x in arguments.items() if x is not None}),
         "snippet": example["snippet"],
     }
 

@@ -1,13 +1,14 @@
 """Messages about violations, likely causes first."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from attnspec.conformance.explaining.declaration import Declaration, lines
 from attnspec.conformance.explaining.explanations import Diagnosis
 from attnspec.conformance.judging.causes import ROOTS, by_cause
 from attnspec.conformance.judging.results import Result
 from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.tree import as_tuple
 
 MAX_ARGUMENT = 160
@@ -16,25 +17,27 @@ MAX_ARGUMENT = 160
 MAX_SNIPPET = 4000
 """Most characters of a snippet in a message; longer ones are in the JSON report."""
 
-PASTE = "If this behaviour is intended, paste these attributes into the backend; the next run shows what is left:"
+PASTE = (
+    "These attributes explain some of the violations, but not all. If what they say is intended, paste them {place}; "
+    "the next run shows what is left:"
+)
 """Text above attributes that do not explain all violations."""
 
 
 JUDGED_AGAIN = (
-    "If this behaviour is intended, paste these attributes into the backend. Judged once more with them, {} conforms:"
+    "If this behaviour is intended, paste these attributes {place}. Judged once more with them, {judged} conforms"
 )
-"""Text above attributes with which a case conforms."""
+"""Text above attributes with which a case, or the backend, conforms."""
 
 
-def paste_text(*, conforms: bool, accepted: bool) -> str:
-    """Return the text above the attributes to paste; ``conforms`` if the backend does with them."""
+def paste_text(place: str, *, conforms: bool, accepted: bool) -> str:
+    """Return the text above the attributes to paste at ``place``; ``conforms`` if the backend does with them."""
     if not conforms:
-        return PASTE
+        return PASTE.format(place=place)
     status = "until then the exit status is 1 (0 with --accept-observed)"
     if accepted:
         status = "the exit status is 0 because of --accept-observed"
-    pasted = "If this behaviour is intended, paste these attributes into the backend."
-    return f"{pasted} Judged once more with them, it conforms; {status}:"
+    return f"{JUDGED_AGAIN.format(place=place, judged='it')}; {status}:"
 
 
 def proposal_lines(proposed: Declaration, *, conforms: bool) -> list[str]:
@@ -54,7 +57,7 @@ def violation_message(result: Result) -> str:
         *([f"  {result.note}"] if result.note else []),
     ]
     if result.counterexample is not None:
-        lines += [f"  {name} = {shortened(value)}" for name, value in result.counterexample["arguments"].items()]
+        lines += [f"  {line}" for line in argument_lines(result.operation, result.counterexample["arguments"])]
         snippet = result.counterexample["snippet"]
         if not snippet:
             pass  # the note says why
@@ -104,9 +107,17 @@ def consequences_heading(causes: Iterable[Result], following: Iterable[Result]) 
     return f"Possible consequences, which may vanish once {hold} for {', '.join(names)}:"
 
 
+def argument_lines(operation: str, arguments: Mapping[str, Any]) -> list[str]:
+    """Return a line per argument of a counterexample, as it was passed."""
+    options = {option.path for option in OPERATIONS[operation].options}
+    # JSON has no tuples, such as windows.
+    passed = {k: tuple(x) if k in options and isinstance(x, list) else x for k, x in arguments.items()}
+    return [f"{name} = {shortened(value)}" for name, value in passed.items()]
+
+
 def shortened(value: object) -> str:
-    """Return an argument as short JSON; an array that the report omits, by its shape."""
+    """Return an argument as short Python; an array that the report omits, by its shape."""
     if isinstance(value, dict) and set(value) == {"shape", "dtype"}:
         return f"an array of shape {as_tuple(value['shape'])}, {value['dtype']}"
-    text = json.dumps(value)
+    text = repr(value)
     return text if len(text) <= MAX_ARGUMENT else text[:MAX_ARGUMENT] + " …"

@@ -72,7 +72,7 @@ def replay(
 
 
 def _print_arguments(shown: Arguments) -> None:
-    for name, value in shown.values_by_name.items():
+    for name, value in shown.operands_by_name.items():
         print(f"{name} = {as_source(value, _printed)}")
 
 

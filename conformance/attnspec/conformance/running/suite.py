@@ -218,7 +218,8 @@ def _message(run: InProcess, results: Sequence[Result], failed: Sequence[Result]
     proposed, last = first.declaration, first
     if settings.shared_folder is None:
         proposed, last = judged_as_declared(first, judged_again)
-    heading = JUDGED_AGAIN.format(case.id) if last.conforms else PASTE
+    heading = f"{JUDGED_AGAIN}:" if last.conforms else PASTE
+    heading = heading.format(place=run.contract.place, judged=case.id)
     proposal = proposal_lines(proposed, conforms=last.conforms) + ([heading, proposed.text] if proposed else [])
     unexplained = [r for r in failed if not proposed.explains(r)]
     text = failure_message(unexplained, None if last.conforms else explanation.diagnosis, proposal)
