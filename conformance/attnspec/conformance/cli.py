@@ -167,6 +167,7 @@ def check(
     accept_observed: Annotated[
         bool, typer.Option("--accept-observed", help=HELP["accept_observed"])
     ] = Settings.accept_observed,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help=HELP["shard"])] = Settings.shard,
     in_process: Annotated[bool | None, typer.Option("--in-process/--isolated", help=IN_PROCESS)] = None,
     sandbox: Annotated[str, typer.Option(help=HELP["sandbox"])] = Settings.sandbox,
     json: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
@@ -180,7 +181,7 @@ def check(
     inside = comes_with_attnspec(backend) if in_process is None else in_process
     settings = Settings(
         profile, seed, device, operations, laws, dtypes, expect, inside, sandbox, hang_after, fail_fast, time_limit,
-        accept_observed=accept_observed,
+        accept_observed=accept_observed, shard=shard,
     )  # fmt: skip
     processes = _processes(workers)
     if not 0 < hang_after <= MAX_HANG_AFTER:
@@ -195,6 +196,23 @@ def check(
     INTERRUPTION.disarm()
     if report.reason is not None:
         sys.stderr.write(f"attnspec: {report.reason}{'; the report has what was judged' if report.results else ''}\n")
+    _print_errors(errors)
+    raise typer.Exit(report.exit_status or (2 if errors else 0))
+
+
+@app.command(help=f"Merge the reports of all shards of a run into one. {EXIT_STATUS}")
+def merge(
+    reports: Annotated[list[Path], typer.Argument(help="the JSON reports of 'attnspec check --shard'")],
+    json: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
+    html: Annotated[Path | None, typer.Option(help="write the report as a page")] = None,
+    junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
+) -> None:
+    """Merge the reports of all shards of a run into one."""
+    from attnspec.conformance.reporting.reading import merged
+
+    files = _files(json=json, html=html, junit=junit)
+    report = merged(reports)
+    errors = write_report(report, files, _console())
     _print_errors(errors)
     raise typer.Exit(report.exit_status or (2 if errors else 0))
 
