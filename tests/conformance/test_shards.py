@@ -79,7 +79,7 @@ def test_other_reports_are_refused(
     reports: Path, tmp_path: Path, names: tuple[str, ...], changes: Mapping[str, Any], message: str
 ) -> None:
     for name in names:
-        changed = document(reports / f"{name}.json") | (changes if name == "3" else {})
+        changed = {**document(reports / f"{name}.json"), **(changes if name == "3" else {})}
         (tmp_path / f"{name}.json").write_text(json.dumps(changed), encoding="utf-8")
     with pytest.raises(BackendError) as raised:
         merged([tmp_path / f"{name}.json" for name in names])
