@@ -167,6 +167,7 @@ def check(
     accept_observed: Annotated[
         bool, typer.Option("--accept-observed", help=HELP["accept_observed"])
     ] = Settings.accept_observed,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help=HELP["shard"])] = Settings.shard,
     in_process: Annotated[bool | None, typer.Option("--in-process/--isolated", help=IN_PROCESS)] = None,
     sandbox: Annotated[str, typer.Option(help=HELP["sandbox"])] = Settings.sandbox,
     json: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
@@ -180,7 +181,7 @@ def check(
     inside = comes_with_attnspec(backend) if in_process is None else in_process
     settings = Settings(
         profile, seed, device, operations, laws, dtypes, expect, inside, sandbox, hang_after, fail_fast, time_limit,
-        accept_observed=accept_observed,
+        accept_observed=accept_observed, shard=shard,
     )  # fmt: skip
     processes = _processes(workers)
     if not 0 < hang_after <= MAX_HANG_AFTER:
@@ -195,6 +196,23 @@ def check(
     INTERRUPTION.disarm()
     if report.reason is not None:
         sys.stderr.write(f"attnspec: {report.reason}{'; the report has what was judged' if report.results else ''}\n")
+    _print_errors(errors)
+    raise typer.Exit(report.exit_status or (2 if errors else 0))
+
+
+@app.command(help=f"Merge the reports of all shards of a run into one. {EXIT_STATUS}")
+def merge(
+    reports: Annotated[list[Path], typer.Argument(help="the JSON reports of 'attnspec check --shard'")],
+    json: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
+    html: Annotated[Path | None, typer.Option(help="write the report as a page")] = None,
+    junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
+) -> None:
+    """Merge the reports of all shards of a run into one."""
+    from attnspec.conformance.reporting.reading import merged
+
+    files = _files(json=json, html=html, junit=junit)
+    report = merged(reports)
+    errors = write_report(report, files, _console())
     _print_errors(errors)
     raise typer.Exit(report.exit_status or (2 if errors else 0))
 
@@ -391,6 +409,69 @@ def mutants(
         mutants=chosen_mutants, variants=chosen_variants, kept=kept, minutes=minutes,
     )  # fmt: skip
     raise typer.Exit(status)
+
+
+vectors = typer.Typer(help="Golden cases of all operations, for programs in any language.", no_args_is_help=True)
+app.add_typer(vectors, name="vectors")
+
+
+@vectors.command()
+def write(
+    folder: Annotated[Path, typer.Argument(help="the folder to write to")],
+    operation: Annotated[list[str] | None, typer.Option(help="only this operation; may be repeated")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="only this dtype; may be repeated")] = None,
+    choice: Annotated[
+        list[str] | None,
+        typer.Option(help="a choice in place of the normative one, such as fully_masked=nan; may be repeated"),
+    ] = None,
+) -> None:
+    """Write arguments, and an interval for every number of the results, as safetensors and JSON."""
+    from rich.progress import Progress
+
+    from attnspec.conformance.harness.vectors import DTYPES, write_vectors
+    from attnspec.spec.contract.operation import OPERATIONS
+    from attnspec.spec.contract.semantics import QUESTIONS
+
+    known = {name: o for name, o in OPERATIONS.items() if not o.reference_only}
+    chosen = [known[_known_name("--operation", name, known)] for name in operation or known]
+    dtypes = [_known_name("--dtype", name, DTYPES) for name in dtype or DTYPES]
+    choices = dict(text.partition("=")[::2] for text in choice or ())
+    for question, answer in choices.items():
+        _known_name(f"--choice {question}", answer, QUESTIONS[_known_name("--choice", question, QUESTIONS)].choices)
+    with Progress(console=_console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(chosen))
+
+        def started(name: str) -> None:
+            progress.update(task, advance=1, description=name)
+
+        try:
+            count = write_vectors(folder, chosen, dtypes, choices, started)
+        except OSError as error:
+            _unusable(f"vectors write: expected a folder that can be written; got {str(folder)!r}: {error.strerror}")
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    _console().print(f"{count} cases of {len(chosen)} operations in {folder}, {size / 1e6:.1f} MB")
+
+
+@vectors.command(name="check")
+def check_vectors_(
+    folder: Annotated[Path, typer.Argument(help="the folder of 'attnspec vectors write'")],
+    outputs: Annotated[Path, typer.Argument(help="the folder of your results, in files of the same names")],
+) -> None:
+    """Compare results with their intervals. Exit status: 0 all are right, 1 some are wrong, 2 none can be compared."""
+    from attnspec.conformance.harness.vectors import check_vectors
+
+    try:
+        cases = list(check_vectors(folder, outputs))
+    except ValueError as error:
+        _unusable(f"vectors check: {error}")
+    if not cases:
+        _unusable(f"vectors check: {outputs}: expected files named as in {folder}; got none of them")
+    wrong = [case for case in cases if case.fault]
+    for case in wrong:
+        _console().print(f"wrong: {case.name}: {case.fault}", markup=False, highlight=False)
+    operations = len({case.operation for case in cases})
+    _console().print(f"{len(cases) - len(wrong)} of {len(cases)} cases of {operations} operations are right")
+    raise typer.Exit(1 if wrong else 0)
 
 
 def main() -> None:

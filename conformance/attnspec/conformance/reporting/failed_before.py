@@ -1,32 +1,17 @@
 """Failures of an earlier run, read from its JSON report, compared with their verdicts now."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from attnspec.conformance.judging.results import Result, Status
-from attnspec.conformance.remote.errors import BackendError
-from attnspec.conformance.reporting.report import SCHEMA, Report, key
+from attnspec.conformance.reporting.reading import ReadReport
+from attnspec.conformance.reporting.report import Report, key
 from attnspec.conformance.reporting.table import violations
 from attnspec.conformance.running.settings import Settings
-
-RESULT_KEYS = {f.name for f in fields(Result)}
-"""Keys of a report's result that are fields of :class:`Result`; reports add others."""
-
-SETTING_TYPES = {"profile": (str,), "seed": (int,), "device": (str,), "hang_after": (int, float)}
-"""Keys of a report that hold its run's settings, with their values' types."""
-
-
-def _read(document: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
-    value = document[name]
-    if not isinstance(value, kinds):
-        raise ValueError(f"{name}: expected {' or '.join(kind.__name__ for kind in kinds)}; got {value!r}")
-    return value
 
 
 @dataclass(frozen=True)
@@ -40,33 +25,8 @@ class FailedBefore:
     @classmethod
     def read(cls, path: Path) -> "FailedBefore":
         """Read a report's failures; :class:`BackendError` for a file that is no report of attnspec."""
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise BackendError(f"expected a report; got {str(path)!r}: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
-            raise BackendError(f"{path}: expected a report, as --json writes it; got no JSON") from error
-        schema = document.get("schema") if isinstance(document, dict) else None
-        if schema != SCHEMA:
-            raise BackendError(f"{path}: expected a report with schema {SCHEMA!r}; got {schema!r}")
-        try:
-            return cls._of(document)
-        except KeyError as error:
-            raise BackendError(f"{path}: expected a complete report; got one without the key {error}") from error
-        except (TypeError, ValueError, AttributeError) as error:
-            raise BackendError(f"{path}: expected a report as attnspec wrote it; got {error}") from error
-
-    @classmethod
-    def _of(cls, document: Mapping[str, Any]) -> "FailedBefore":
-        settings: dict[str, Any] = {name: _read(document, name, kinds) for name, kinds in SETTING_TYPES.items()}
-        settings |= {name: tuple(names) for name, names in document["selection"].items()}
-        settings |= {"in_process": bool(document["in_process"]), "time_limit": float(document["time_limit"] or 0)}
-        # A run in the judge's own process never has a sandbox, so that "none" does not mean --sandbox=off.
-        isolated = not settings["in_process"]
-        settings["sandbox"] = "off" if isolated and document["sandbox"] == "none" else "auto"
-        results = [Result.from_json({k: v for k, v in r.items() if k in RESULT_KEYS}) for r in document["results"]]
-        failures = tuple(r for r in results if r.violates)
-        return cls(_read(document["backend"], "origin", (str,)), Settings(**settings), failures)
+        earlier = ReadReport.read(path)
+        return cls(earlier.backend, earlier.settings, tuple(r for r in earlier.results if r.violates))
 
     def selected(self, **selection: Sequence[str]) -> "FailedBefore":
         """Keep only the failures of these operations, laws and dtypes; an empty list keeps all."""

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from attnspec.conformance.explaining.declaration import Declaration, declaration
-from attnspec.conformance.explaining.explanations import Diagnosis
+from attnspec.conformance.explaining.explanations import Diagnosis, Explanation
 from attnspec.conformance.judging.cases import dtypes_of
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import ORDER, Extent, widest
@@ -71,10 +71,10 @@ class Report:
 
     ``tried`` holds the largest tried sizes per operation. ``declaration`` lists what the backend could declare, as was
     observed; ``undeclared`` is an error message if that list could not be made, else empty. ``diagnoses`` explain
-    violations, at most one per operation and dtype. ``left`` names processes that the backend left running,
-    ``repeated`` the cases judged again because their process ended. ``reason`` says why the run ended early or judged
-    nothing. ``as_declared`` is the report of judging everything again as if ``declaration`` had been pasted; it is made
-    only if that explains all violations.
+    violations, at most one per operation and dtype; they come from the ``explanations`` of cases. ``left`` names
+    processes that the backend left running, ``repeated`` the cases judged again because their process ended. ``reason``
+    says why the run ended early or judged nothing. ``as_declared`` is the report of judging everything again as if
+    ``declaration`` had been pasted; it is made only if that explains all violations.
     """
 
     contract: Contract
@@ -84,6 +84,7 @@ class Report:
     tried: Mapping[str, Extent] = field(default_factory=dict)
     declaration: Declaration = field(default_factory=Declaration)
     diagnoses: tuple[Diagnosis, ...] = ()
+    explanations: Mapping[str, Explanation] = field(default_factory=dict)
     left: tuple[str, ...] = ()
     undeclared: str = ""
     repeated: tuple[str, ...] = ()
@@ -118,8 +119,8 @@ class Report:
         reason = next((r.message for r in results if r.interrupted), None)
         return cls(
             plan.contract, settings, results, seconds, tried=tried_by(plan, verdicts), declaration=observed,
-            diagnoses=diagnoses, left=tuple(verdicts.left), undeclared=note, repeated=tuple(verdicts.repeated),
-            reason=reason,
+            diagnoses=diagnoses, explanations=explanations, left=tuple(verdicts.left), undeclared=note,
+            repeated=tuple(verdicts.repeated), reason=reason,
         )  # fmt: skip
 
     @property
@@ -329,6 +330,7 @@ class Report:
             "left_behind": list(self.left),
             "hang_after": settings.hang_after,
             "time_limit": settings.time_limit or None,
+            "shard": settings.shard,
             "expect": settings.expect,
             "unmet": self.unmet,
             "selection": {name: list(getattr(settings, name)) for name in ("operations", "laws", "dtypes")},
@@ -346,6 +348,7 @@ class Report:
             "declaration": dict(self.declaration.attributes) or None,
             "declaration_reasons": self.declaration.all_reasons,
             "diagnoses": [x.as_json() for x in self.diagnoses],
+            "explanations": {case: x.as_json() for case, x in self.explanations.items()} if settings.shard else {},
             "notes": list(self.notes),
             "results": [
                 {**r.as_json(), "expected": self._reason(r), "explained_by": self.declaration.explained.get(key(r))}

@@ -42,6 +42,7 @@ class Plan:
         # A law that the user selected runs even if all its checks are slow, which ``quick`` otherwise skips.
         if settings.laws or settings.only is not None:
             selected = [replace(case, laws_selected=True) for case in selected]
+        selected = _in_shard(selected, settings.shard)
         if not selected:
             raise BackendError("nothing to judge: no law of the selection governs an operation of the selection")
         return cls(contract, selected, own_contract)
@@ -50,6 +51,18 @@ class Plan:
 def judged_contract(contract: Contract, settings: Settings) -> Contract:
     """Return the contract by which to judge: the backend's, with the attributes of the setting ``declared``."""
     return contract if settings.declared is None else with_attributes(contract, ast.literal_eval(settings.declared))
+
+
+def _in_shard(cases_: list[Case], shard: str | None) -> list[Case]:
+    """Return every N-th case for the shard ``I/N``; :class:`BackendError` for another text, or too many shards."""
+    if shard is None:
+        return cases_
+    part, _, parts = shard.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise BackendError(f"--shard: expected I/N with 1 ≤ I ≤ N, such as 2/3; got {shard!r}")
+    if int(parts) > len(cases_):
+        raise BackendError(f"--shard: expected at most {len(cases_)} shards, one per operation and dtype; got {parts}")
+    return cases_[int(part) - 1 :: int(parts)]
 
 
 def _only(cases_: Sequence[Case], path: str) -> list[Case]:

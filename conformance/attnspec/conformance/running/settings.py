@@ -50,6 +50,9 @@ class Settings:
     accept_observed: bool = _setting(
         False, "", "conform, too, if only declarations are missing and the report has them", cli_only=True
     )
+    shard: str | None = _setting(
+        None, "I/N", "judge only the I-th of N parts of the run, to merge their reports", cli_only=True
+    )
     declared: str | None = _setting(
         None,
         "ATTRIBUTES",

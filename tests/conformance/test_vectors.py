@@ -1,0 +1,162 @@
+"""Golden cases: right results are in their intervals, wrong ones are not, and any program can read them."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from attnspec.conformance.cli import app
+from attnspec.conformance.harness import vectors
+from attnspec.conformance.harness.vectors import check_vectors, write_vectors
+from attnspec.conformance.mutants.correct import Formulas, Library
+from attnspec.spec.contract.operation import OPERATIONS, Operation
+from attnspec.spec.contract.shapes import results
+
+PAGE = (Path(__file__).parents[2] / "docs" / "vectors.md").read_text(encoding="utf-8")
+SCHEMA = json.loads(Path(vectors.__file__).with_name("vectors.schema.json").read_text(encoding="utf-8"))
+
+PROGRAM = re.findall(r"```python\n(# softmax_vectors\.py\n.*?)```", PAGE, re.DOTALL)[0]
+"""A program that knows only NumPy, JSON and safetensors."""
+
+
+def named(*names: str) -> list[Operation]:
+    return [OPERATIONS[name] for name in names]
+
+
+def right_outputs(operation: Operation, dtype: str) -> dict[str, Any]:
+    """Results of the NumPy library around the right formulas, under the names of the index."""
+    outputs = {}
+    for number, (subject, arguments, _) in enumerate(vectors._cases(operation, dtype, None)):
+        result = getattr(Library(f"right {dtype}", Formulas()), operation.name)(**arguments.passed)
+        for leaf, x in results(subject.operation, result):
+            array = np.asarray(x)
+            wide = array.astype(np.float32) if array.dtype.itemsize == 2 else array
+            outputs[f"{number}/{leaf.path}"] = np.ascontiguousarray(wide)
+    return outputs
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Cases of `softmax` in float32, and right results."""
+    (tmp_path / "outputs").mkdir()
+    write_vectors(tmp_path / "cases", named("softmax"), ("float32",))
+    save_file(right_outputs(OPERATIONS["softmax"], "float32"), tmp_path / "outputs" / "softmax.float32.safetensors")
+    return tmp_path / "cases", tmp_path / "outputs"
+
+
+def change(outputs: Path, **changes: Any) -> None:
+    """Replace the tensor of the first case."""
+    file = outputs / "softmax.float32.safetensors"
+    tensors = {**load_file(file), **{name.replace("_", "/"): x for name, x in changes.items()}}
+    save_file({name: x for name, x in tensors.items() if x is not None}, file)
+
+
+def faults(folders: tuple[Path, Path]) -> list[str]:
+    return [case.fault for case in check_vectors(*folders) if case.fault]
+
+
+def test_right_results_are_right(folders: tuple[Path, Path]) -> None:
+    assert [case.fault for case in check_vectors(*folders)] == [""] * vectors.CASES
+
+
+def test_a_wrong_number_is_named_with_its_place_and_interval(folders: tuple[Path, Path]) -> None:
+    x = load_file(folders[1] / "softmax.float32.safetensors")["0/result"].copy()
+    x.flat[3] += 1e-5
+    change(folders[1], **{"0_result": x})
+    (fault,) = faults(folders)
+    assert fault.startswith("result[0, 3]: expected a number in [")
+    assert fault.endswith(f"; 1 of {x.size} numbers are wrong")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (None, "expected a tensor '0/result'; got 1/result"),
+        (np.zeros((1, 1), np.float32), "result: expected shape ("),
+        (np.full(1, np.nan, np.float32), "got nan"),
+    ],
+    ids=["absent", "of another shape", "NaN"],
+)
+def test_other_faults_are_named(folders: tuple[Path, Path], wrong: Any, message: str) -> None:
+    x = load_file(folders[1] / "softmax.float32.safetensors")["0/result"]
+    change(folders[1], **{"0_result": wrong if wrong is None or wrong.ndim > 1 else np.full_like(x, np.nan)})
+    assert message in faults(folders)[0]
+
+
+def test_a_choice_changes_what_is_right(tmp_path: Path) -> None:
+    write_vectors(tmp_path, named("softmax"), ("float32",), {"fully_masked": "nan"})
+    tensors = load_file(tmp_path / "softmax.float32.safetensors")
+    ends = [x for name, x in tensors.items() if "lower" in name]
+    assert any(np.isnan(x).any() for x in ends)
+
+
+def test_the_index_follows_its_schema(folders: tuple[Path, Path]) -> None:
+    jsonschema.validate(json.loads((folders[0] / "index.json").read_text(encoding="utf-8")), SCHEMA)
+
+
+def test_a_program_without_attnspec_reads_the_cases(tmp_path: Path) -> None:
+    (tmp_path / "outputs").mkdir()
+    write_vectors(tmp_path / "cases", named("softmax"))
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    subprocess.run([sys.executable, "-I", "program.py", "cases", "outputs"], cwd=tmp_path, check=True)
+    assert not faults((tmp_path / "cases", tmp_path / "outputs"))
+
+
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write = ("vectors", "write", "cases", "--operation", "softmax", "--dtype", "float32")
+    written = CliRunner().invoke(app, write)
+    assert written.exit_code == 0
+    assert written.stdout.startswith(f"{vectors.CASES} cases of 1 operations in cases, ")
+    Path("outputs").mkdir()
+    assert CliRunner().invoke(app, ("vectors", "check", "cases", "outputs")).exit_code == 2
+    save_file(right_outputs(OPERATIONS["softmax"], "float32"), Path("outputs/softmax.float32.safetensors"))
+    checked = CliRunner().invoke(app, ("vectors", "check", "cases", "outputs"))
+    assert (checked.exit_code, checked.stdout) == (0, "8 of 8 cases of 1 operations are right\n")
+    change(Path("outputs"), **{"0_result": None})
+    checked = CliRunner().invoke(app, ("vectors", "check", "cases", "outputs"))
+    assert checked.exit_code == 1
+    assert checked.stdout.startswith("wrong: softmax/float32/0: expected a tensor")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("write", "cases", "--operation", "softmaxx"), "--operation: expected one of softmax"),
+        (("write", "cases", "--dtype", "float8"), "--dtype: expected one of float32, float16, bfloat16"),
+        (("write", "cases", "--choice", "fully_masked=one"), "--choice fully_masked: expected one of zero"),
+        (("check", "nowhere", "outputs"), "nowhere/index.json: expected an index that 'attnspec vectors write'"),
+    ],
+)
+def test_unusable_arguments_are_refused(arguments: tuple[str, ...], message: str) -> None:
+    done = CliRunner().invoke(app, ("vectors", *arguments))
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_a_file_of_another_format_is_refused(folders: tuple[Path, Path]) -> None:
+    (folders[1] / "softmax.float32.safetensors").write_text("numbers", encoding="utf-8")
+    with pytest.raises(ValueError, match="expected tensors in the safetensors format"):
+        list(check_vectors(*folders))
+
+
+@pytest.mark.slow
+def test_right_results_of_all_operations_are_right_in_20_megabytes(tmp_path: Path) -> None:
+    operations = [o for o in OPERATIONS.values() if not o.reference_only]
+    write_vectors(tmp_path / "cases", operations)
+    assert sum(file.stat().st_size for file in (tmp_path / "cases").iterdir()) < 20e6
+    (tmp_path / "outputs").mkdir()
+    for file in (tmp_path / "cases").glob("*.safetensors"):
+        name, dtype, _ = file.name.split(".")
+        save_file(right_outputs(OPERATIONS[name], dtype), tmp_path / "outputs" / file.name)
+    cases = list(check_vectors(tmp_path / "cases", tmp_path / "outputs"))
+    assert {case.operation for case in cases} == {o.name for o in operations}
+    assert not [case for case in cases if case.fault]
