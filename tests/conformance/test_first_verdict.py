@@ -231,7 +231,7 @@ def test_a_suite_judges_again_what_it_proposes_to_paste() -> None:
             suite.run_case(judged, own_contract, case, Settings(), lambda name, value: None)
         return str(failed.value)
 
-    proposed = "rejection = unchecked: Does a shape or an index that violates the Protocol raise"
+    proposed = "rejection = unchecked, not raises: Does a shape or an index that violates the Protocol raise"
     heading = f"{JUDGED_AGAIN}:".format(place="into the backend", judged="scaled_dot_product_attention-float32")
     right = message(cut_to_fit)
     assert right.startswith(proposed)

@@ -171,7 +171,7 @@ def _reasons(
             question = QUESTIONS[name]
             raised = messages.get((operation, dtype, question.law), "").partition("raised ")[2].partition(ADVICE)[0]
             shown = f" The backend raised {raised}" if choice == "error" and raised else ""
-            yield "semantics", f"{name} = {choice}: {question.statement}{shown}"
+            yield "semantics", f"{name} = {choice}, not {question.normative}: {question.statement}{shown}"
         if x["precision"]:
             yield "precision", f"precision {x['precision']} at {dtype}: declare it only if the kernel rounds like this"
         for name, message in x["evidence"].items():
