@@ -681,7 +681,9 @@ def test_pytest_judges_a_backend_by_its_name(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
-    assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "conforms"
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["verdict"] == "conforms"
+    assert report["seconds"] > 0
 
 
 UNKNOWN_PYTEST_OPTIONS = {

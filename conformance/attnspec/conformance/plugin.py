@@ -193,9 +193,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     limit = config.pluginmanager.get_plugin(TIME_LIMIT_PLUGIN)
     over = limit is not None and time.monotonic() > limit.end
     early_end = None if exitstatus != pytest.ExitCode.INTERRUPTED else TIME_LIMIT if over else INTERRUPTED
+    verdicts = config.stash[VERDICTS]
+    seconds = time.monotonic() - verdicts.started
     text, note = contained(
         "writing the report as JSON",
-        lambda: Report.of(plan, config.stash[VERDICTS], settings, 0.0, early_end=early_end).as_text(),
+        lambda: Report.of(plan, verdicts, settings, seconds, early_end=early_end).as_text(),
         "",
     )
     if note:

@@ -1,6 +1,7 @@
 """Verdicts on their way to the controlling process, and cases whose worker died."""
 
 import signal
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,7 @@ class Verdicts:
     """Verdicts, extents and explanations of a run so far, by case.
 
     ``causes``: why a case has no verdicts. ``left``: the processes that the backend left running. ``repeated``: cases
-    that were judged again because the process that judged them ended.
+    that were judged again because the process that judged them ended. ``started``: when the run began.
     """
 
     results: dict[str, list[Result]] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class Verdicts:
     explanations: dict[str, Explanation] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
 
 
 VERDICTS = pytest.StashKey[Verdicts]()
