@@ -272,6 +272,22 @@ def test_a_selection_that_has_not_failed_is_refused(failed_run: Path, options: t
     assert message in done.stderr
 
 
+def test_a_backend_beside_its_report_is_found(failed_run: Path, tmp_path: Path) -> None:
+    write_backend(failed_run, REPAIRED)
+    done = attnspec("replay", str(failed_run / "r.json"), "--law", "operation.oracle", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 hold now" in done.stdout
+
+
+def test_expected_failures_are_not_judged_again(failed_run: Path, tmp_path: Path) -> None:
+    document = read_report(failed_run / "r.json")
+    for result in document["results"]:
+        result["expected"] = {"line": "known.txt:1", "reason": ""} if result["status"] == "failed" else None
+    (tmp_path / "r.json").write_text(json.dumps(document), encoding="utf-8")
+    done = attnspec("replay", "r.json", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "r.json: no failures\n")
+
+
 def test_a_report_without_failures_has_nothing_to_replay(tmp_path: Path) -> None:
     call = ("--law", "operation.shape", "--dtype", "float64", "--workers", "1", "--json", "r.json")
     attnspec("check", write_backend(tmp_path, RIGHT), *call, folder=tmp_path)

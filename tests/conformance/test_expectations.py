@@ -210,7 +210,7 @@ def test_a_missing_file_of_expectations_is_refused_in_one_line(tmp_path: Path) -
 
 
 PYTEST_RUNS = {
-    "as it says": ("* operation.oracle *\n", 0, "2 passed"),
+    "as it says": ("* operation.oracle *  # rounds twice\n", 0, "XFAIL"),
     "one holds": (
         "* operation.* *\n",
         1,
@@ -230,7 +230,7 @@ def test_pytest_reads_expected_failures(tmp_path: Path, text: str, status: int, 
         "class TestMine(ConformanceSuite):\n    backend = backend\n    laws = ('operation.oracle', 'operation.shape')\n"
         "    expect = 'known.txt'\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-rx", "-p", "no:cacheprovider"]
     command += ["test_mine.py"] if way == "suite" else [
         *("--pyargs", "attnspec.conformance", "-o", "consider_namespace_packages=true", "--attn-backend=backend.py"),
         *("--attn-law=operation.oracle", "--attn-law=operation.shape", "--attn-expect=known.txt", "--attn-json=r.json"),
@@ -238,6 +238,8 @@ def test_pytest_reads_expected_failures(tmp_path: Path, text: str, status: int, 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     assert message in done.stdout + done.stderr
+    if status == 0:
+        assert done.stdout.count("operation.oracle: rounds twice") == 2
     if way == "option" and status == 0:
         document = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
         assert (document["exit_status"], document["summary"]["expected"]) == (0, 2)

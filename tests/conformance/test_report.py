@@ -1,6 +1,9 @@
 """Reports of a run: collected verdicts, JSON, and texts for people."""
 
 import json
+import re
+import runpy
+import sys
 from dataclasses import replace
 from html import unescape
 from importlib import resources
@@ -413,3 +416,19 @@ def test_the_extent_of_a_run_is_that_of_its_calls() -> None:
     assert extent["features"] == max(row.sizes["d"] for row in rows)
     assert extent["elements of a batch"] == max(prod(row.batch) for row in rows)
     assert set(extent) <= set(ORDER)
+
+
+def test_the_script_of_the_page_on_ci_makes_annotations_and_a_badge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "ci.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```python\n(# annotations\.py\n.*?)```", page, re.DOTALL)
+    (tmp_path / "annotations.py").write_text(script, encoding="utf-8")
+    (tmp_path / "report.json").write_text(report(FAILED, passed_result("operation.shape")).as_text(), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["annotations.py", "report.json"])
+    runpy.run_path("annotations.py")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"::error title={FAILED.law}::softmax ({FAILED.dtype}): ")
+    badge = json.loads((tmp_path / "badge.json").read_text(encoding="utf-8"))
+    assert (badge["message"], badge["color"]) == ("violates", "red")

@@ -1,5 +1,6 @@
 """The pytest plugin, loaded in every pytest run of every user: heavy imports are made late."""
 
+import argparse
 import gc
 import os
 import signal
@@ -21,12 +22,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attnspec", "conformance of attention backends")
     group.addoption("--attn-backend", metavar="NAME", help="the backend to judge: a name, package.module or file.py")
     for o in OPTIONS:
+        text = argparse.SUPPRESS if o.internal else o.help
         if o.repeatable:
-            group.addoption(o.flag, action="append", default=[], metavar=o.metavar, help=o.help)
+            group.addoption(o.flag, action="append", default=[], metavar=o.metavar, help=text)
         elif o.switch:
-            group.addoption(o.flag, action="store_true", help=o.help)
+            group.addoption(o.flag, action="store_true", help=text)
         else:
-            group.addoption(o.flag, default=o.default, type=o.parse, metavar=o.metavar, help=o.help)
+            group.addoption(o.flag, default=o.default, type=o.parse, metavar=o.metavar, help=text)
     group.addoption("--attn-json", metavar="FILE", help="write the report as JSON")
 
 

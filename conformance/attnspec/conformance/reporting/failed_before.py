@@ -24,9 +24,10 @@ class FailedBefore:
 
     @classmethod
     def read(cls, path: Path) -> "FailedBefore":
-        """Read a report's failures; :class:`BackendError` for a file that is no report of attnspec."""
+        """Read the failures that were not expected; :class:`BackendError` for a file that is no report of attnspec."""
         earlier = ReadReport.read(path)
-        return cls(earlier.backend, earlier.settings, tuple(r for r in earlier.results if r.violates))
+        results = zip(earlier.results, earlier.document["results"], strict=True)
+        return cls(earlier.backend, earlier.settings, tuple(r for r, x in results if r.violates and not x["expected"]))
 
     def selected(self, **selection: Sequence[str]) -> "FailedBefore":
         """Keep only the failures of these operations, laws and dtypes; an empty list keeps all."""

@@ -46,9 +46,9 @@ class ReadReport:
         if schema != SCHEMA:
             raise BackendError(f"{path}: expected a report with schema {SCHEMA!r}; got {schema!r}")
         try:
+            settings, backend = _settings(document), _read(document["backend"], "origin", (str,))
             results = (Result.from_json({k: v for k, v in r.items() if k in RESULT_KEYS}) for r in document["results"])
-            backend = _read(document["backend"], "origin", (str,))
-            return cls(path, backend, _settings(document), tuple(results), document)
+            return cls(path, found_beside(backend, path), settings, tuple(results), document)
         except KeyError as error:
             raise BackendError(f"{path}: expected a complete report; got one without the key {error}") from error
         except (TypeError, ValueError, AttributeError) as error:
@@ -70,6 +70,15 @@ def _settings(document: Mapping[str, Any]) -> Settings:
     isolated = not settings["in_process"]
     settings["sandbox"] = "off" if isolated and document["sandbox"] == "none" else "auto"
     return Settings(**settings)
+
+
+def found_beside(origin: str, report: Path) -> str:
+    """Return the name of a backend's file as seen from here: a relative one may be relative to the report's folder."""
+    file, colon, attribute = origin.partition(":")
+    beside = report.parent / file
+    if file.endswith(".py") and not Path(file).exists() and beside.exists():
+        return f"{beside}{colon}{attribute}"
+    return origin
 
 
 def merged(paths: Sequence[Path]) -> Report:

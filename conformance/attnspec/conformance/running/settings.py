@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _setting(default: T, metavar: str, help_: str, *, option: str = "", cli_only: bool = False) -> T:
-    return field(default=default, metadata={"metavar": metavar, "help": help_, "option": option, "cli_only": cli_only})
+def _setting(
+    default: T, metavar: str, help_: str, *, option: str = "", cli_only: bool = False, internal: bool = False
+) -> T:
+    facts = {"metavar": metavar, "help": help_, "option": option, "cli_only": cli_only or internal}
+    return field(default=default, metadata={**facts, "internal": internal})
 
 
 @dataclass(frozen=True)
@@ -51,19 +54,19 @@ class Settings:
         False, "", "conform, too, if only declarations are missing and the report has them", cli_only=True
     )
     shard: str | None = _setting(
-        None, "I/N", "judge only the I-th of N parts of the run, to merge their reports", cli_only=True
+        None, "I/N", "judge only the I-th of N parts of the run, to merge their reports", internal=True
     )
     declared: str | None = _setting(
         None,
         "ATTRIBUTES",
         "judge as if the backend declared these attributes, the text of a Python dictionary",
-        cli_only=True,
+        internal=True,
     )
     only: str | None = _setting(
-        None, "FILE", "only the laws that this file lists, in the format of --attn-expect", cli_only=True
+        None, "FILE", "only the laws that this file lists, in the format of --attn-expect", internal=True
     )
     shared_folder: str | None = _setting(
-        None, "DIR", "folder that the processes of `attnspec check` share", cli_only=True
+        None, "DIR", "folder that the processes of `attnspec check` share", internal=True
     )
 
     @classmethod
@@ -84,7 +87,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Option:
-    """A setting as a command-line option; ``cli_only`` options are not attributes of a suite."""
+    """A setting as a command-line option.
+
+    ``cli_only`` options are not attributes of a suite. ``internal`` ones are passed only by attnspec to its own
+    processes, so that pytest's help does not name them.
+    """
 
     setting: str
     name: str
@@ -92,6 +99,7 @@ class Option:
     metavar: str
     help: str
     cli_only: bool
+    internal: bool
 
     @property
     def flag(self) -> str:
@@ -120,7 +128,8 @@ class Option:
 
 def _option(setting: "Field[Any]") -> Option:
     name, x = setting.name, setting.metadata
-    return Option(name, x["option"] or name.replace("_", "-"), setting.default, x["metavar"], x["help"], x["cli_only"])
+    facts = {key: x[key] for key in ("metavar", "help", "cli_only", "internal")}
+    return Option(name, x["option"] or name.replace("_", "-"), setting.default, **facts)
 
 
 OPTIONS = tuple(map(_option, fields(Settings)))
