@@ -1,6 +1,6 @@
 """Other readings of a call under which a wrong result is right."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import log
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from attnspec.conformance.harness import reading
 from attnspec.conformance.harness.verdict import RightIf, Verdict
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.spec.contract.semantics import choices_of_formula
 from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.contract.tree import Leaf
 
@@ -47,6 +48,21 @@ def _other_calls(call: Call) -> Iterator[tuple[str, Call]]:
     if LOGARITHM in call.results:
         natural = call.results[LOGARITHM].astype(np.float64) * log(2)
         yield f"{LOGARITHM} is read to base 2, not e", call._replace(results={**call.results, LOGARITHM: natural})
+    for question, choices in choices_of_formula(call.subject.operation).items():
+        declared = getattr(call.subject.semantics, question)
+        for choice in choices:
+            if choice != declared:
+                yield f"{question} is {choice}, not {declared}", _under(call, semantics={question: choice})
+
+
+def _under(call: Call, precision: str | None = None, semantics: Mapping[str, str] | None = None) -> Call:
+    """Return the call under another precision class, or other choices."""
+    subject, arguments = call.subject, call.arguments
+    name = precision or subject.contract.precision.name(subject.operation.name, subject.dtype)
+    choices = {**vars(subject.semantics), **(semantics or {})}
+    other = reading.subject_of(subject.operation, subject.dtype, name, choices, arguments)
+    # `replaced` copies the arguments, which remember budgets of the declarations under which they were judged.
+    return call._replace(subject=other, arguments=arguments.replaced({}))
 
 
 def _with_heads_after_positions(call: Call) -> Call | None:
@@ -76,13 +92,8 @@ def _explaining_class(call: Call, judge: Callable[[Call], Verdict]) -> str:
     declared = subject.contract.precision.name(subject.operation.name, subject.dtype)
     classes = explaining_classes(declared, subject.dtype, has_exact_scale(arguments))
 
-    def under(name: str) -> Verdict:
-        other = reading.subject_of(subject.operation, subject.dtype, name, vars(subject.semantics), arguments)
-        # `replaced` copies the arguments, which remember budgets of the class under which they were judged.
-        return judge(call._replace(subject=other, arguments=arguments.replaced({})))
-
     # If the widest class explains nothing, none does. Errors far below what a class allows have another cause.
-    if not classes or under(widest_class(classes[-1])).worst is not None:
+    if not classes or judge(_under(call, widest_class(classes[-1]))).worst is not None:
         return ""
-    verdicts = ((name, under(name)) for name in classes)
+    verdicts = ((name, judge(_under(call, name))) for name in classes)
     return next((name for name, verdict in verdicts if verdict and verdict.ratio >= MIN_USED_BUDGET), "")

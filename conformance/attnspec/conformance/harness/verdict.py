@@ -141,7 +141,7 @@ class Verdict:
         if self.explained_by:
             only_if = "declare it only if the kernel rounds like this"
             explanations.append(f"explained by precision {self.explained_by}; {only_if}")
-        elif self.right_if:
+        elif self.right_if.partition(",")[0] not in self.diagnosis:
             explanations.append(f"right if {self.right_if}")
         shared = [f"errors shared by many rows: {self.ensemble}"] if self.ensemble else []
         hides = [f"these inputs would hide: {', '.join(self.cannot_see)}"] if self.cannot_see else []
