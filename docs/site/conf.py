@@ -17,13 +17,15 @@ from attnspec.spec import VERSION
 project = "attnspec"
 author = "The attnspec authors"
 release = VERSION
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 html_theme = "furo"
 html_title = f"attnspec {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_extra_path = ["extra"]
+html_extra_path = ["extra", "../../conformance/attnspec/conformance/SKILL.md"]
 html_copy_source = False
+html_show_copyright = False
+highlight_language = "none"
 html_math_renderer = "mathml"
 html_theme_options = {"source_repository": "https://github.com/attnspec/attnspec/", "navigation_with_keys": True}
 myst_heading_anchors = 4
@@ -31,8 +33,8 @@ myst_enable_extensions = ["colon_fence"]
 myst_fence_as_directive = ["math"]
 pygments_style, pygments_dark_style = "friendly", "monokai"
 autodoc_member_order = "bysource"
-copybutton_exclude = ".linenos, .gp, .go"
-suppress_warnings = ["misc.highlighting_failure"]
+autodoc_typehints = "none"
+autodoc_mock_imports = ["jax"]
 
 
 def link_names(app: Sphinx, tree: nodes.document, page: str) -> None:
@@ -46,6 +48,11 @@ def link_names(app: Sphinx, tree: nodes.document, page: str) -> None:
         uri = app.builder.get_relative_uri(page, target[0]) + (f"#{target[1]}" if target[1] else "")
         shown = nodes.inline("", text) if "“" in text else literal.deepcopy()
         literal.replace_self(nodes.reference("", "", shown, refuri=uri, internal=True))
+
+
+def escape_stars(app: Sphinx, kind: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Escape stars outside of code, which docstrings do not use for emphasis."""
+    lines[:] = ["``".join(t if i % 2 else t.replace("*", r"\*") for i, t in enumerate(x.split("``"))) for x in lines]
 
 
 def visit_inline_formula(self: SphinxTranslator, node: Any) -> None:
@@ -64,6 +71,7 @@ def setup(app: Sphinx) -> None:
     """Register the formulas and the links."""
     app.add_html_math_renderer("mathml", (visit_inline_formula, None), (visit_formula, None))
     app.connect("doctree-resolved", link_names)
+    app.connect("autodoc-process-docstring", escape_stars)
 
 
 TARGETS = pages.targets()

@@ -15,7 +15,6 @@ from string import Template
 from typing import Any
 
 import numpy as np
-from docutils.nodes import make_id
 
 from attnspec import reference
 from attnspec.conformance import tolerance
@@ -23,7 +22,7 @@ from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.heads import with_divided_heads
 from attnspec.conformance.judging.snippet import literal
 from attnspec.conformance.rediscovered import REDISCOVERED
-from attnspec.conformance.reporting import entries, page
+from attnspec.conformance.reporting import entries, markup, page
 from attnspec.conformance.reporting.markup import displayed, table
 from attnspec.conformance.reporting.specification import Section, specification
 from attnspec.conformance.templates import FRAMEWORKS, TITLES, adapter_texts, build_command
@@ -33,7 +32,7 @@ from attnspec.spec.contract.documentation import sections as headed
 from attnspec.spec.contract.operation import CHAPTERS
 from attnspec.spec.contract.precision import CLASSES
 from attnspec.spec.contract.sources import SOURCES, Citation
-from attnspec.spec.contract.tree import as_source, branches, flatten
+from attnspec.spec.contract.tree import as_source, flatten
 from attnspec.spec.lectures import LECTURES
 
 ROOT = Path(__file__).parents[2]
@@ -54,17 +53,22 @@ def documents() -> dict[Path, str]:
     return found
 
 
+def slug(text: str) -> str:
+    """Return the anchor that Sphinx gives to a heading of this text."""
+    return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")
+
+
 # Names that link to their page ----------------------------------------------------------------------------------------
 
 
 def targets() -> dict[str, tuple[str, str]]:
     """Page and anchor of every name and citation that links to its own page, wherever it is set as code."""
     found = {name: (f"operations/{name}", "") for name in OPERATIONS}
-    found |= {x.id: (f"laws/{x.chapter}", make_id(x.id)) for x in LAWS.values()}
-    found |= {name: ("questions", make_id(name)) for name in QUESTIONS}
-    found |= {name: ("precision", "what-each-class-allows") for name in CLASSES}
+    found |= {x.id: (f"laws/{x.chapter}", slug(x.id)) for x in LAWS.values()}
+    found |= {name: ("questions", slug(name)) for name in QUESTIONS}
+    found |= dict.fromkeys(CLASSES, ("precision", "what-each-class-allows"))
     for text, anchor in page.citations(specification()).items():
-        found[text] = (f"lectures/{text[:2].upper()}", make_id(anchor))
+        found[text] = (f"lectures/{text[:2].upper()}", slug(anchor))
     return found
 
 
@@ -91,7 +95,7 @@ def operation_page(o: Operation, libraries: Mapping[tuple[str, str], str], verdi
     call = next(line for line in text.split("\n\n") if line.startswith("Call:"))
     where = text.partition("\n\nWhere:")[2].partition("\n\nSource:")[0]
     laws = [x for x in LAWS.values() if x.concerns(o) and not o.reference_only]
-    laws.sort(key=lambda x: x.chapter == "operation")
+    laws.sort(key=lambda x: (x.chapter == "operation", x.chapter != o.chapter))
     questions = [q for q in QUESTIONS.values() if q.concerns(o) and not o.reference_only]
     defects = [r for r in REDISCOVERED.values() if o.name in r.operations]
     places = entries.places_of(o.name)
@@ -102,7 +106,7 @@ def operation_page(o: Operation, libraries: Mapping[tuple[str, str], str], verdi
         ("Reference", f"```python\n{''.join(lines)}```\n\n[{file}]({REPOSITORY}/{file}#L{number})"),
         ("Worked number", worked(o)),
         ("Choices", choices(questions, libraries)),
-        ("Laws", "\n".join(f"- `{x.id}`: {x.statement}" for x in laws)),
+        ("Laws", "\n".join(f"- `{x.id}`: {markup.literal(x.statement)}" for x in laws)),
         ("Who conforms", conforming(o, verdicts)),
         ("Public defects", "\n".join(f"- [{r.source}]({r.address}), {r.framework}: {r.statement}" for r in defects)),
         ("Sources", f"{cited(o.sources)}\n\n{f'In the lectures: {places}' if places else ''}"),
@@ -113,7 +117,11 @@ def operation_page(o: Operation, libraries: Mapping[tuple[str, str], str], verdi
 def choices(questions: Iterable[Any], libraries: Mapping[tuple[str, str], str]) -> str:
     """Return a table of the choices, the normative one first, with the libraries that make each."""
     rows = [
-        ("" if i else f"`{q.name}`: {q.statement}", f"**`{c}`**" if c == q.normative else f"`{c}`", libraries[q.name, c])
+        (
+            "" if i else f"`{q.name}`: {q.statement}",
+            f"**`{c}`**" if c == q.normative else f"`{c}`",
+            libraries[q.name, c],
+        )
         for q in questions
         for i, c in enumerate(q.choices)
     ]
@@ -152,7 +160,9 @@ def worked(o: Operation) -> str:
         return text
     allowed = tolerance(o.name, **narrow).allowed
     largest = max(float(np.max(x)) for x in flatten({"": allowed}).values() if x is not None and np.size(x))
-    return f"{text}\n\nIn float32, a correct implementation may miss these numbers by up to {largest:.2g}."
+    return (
+        f"{text}\n\nIn float32, the largest error that a correct implementation may make in a number is {largest:.2g}."
+    )
 
 
 def printed(code: str) -> str:
@@ -195,7 +205,11 @@ def spec_pages(libraries: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, 
 
 def chapter(section: Section) -> str:
     """Return a section of the specification, and its subsections, as a page."""
-    return joined([(section.title, section.text), *((part.title, part.text) for part in section.parts)])
+    parts = []
+    for part in section.parts:
+        label = "" if slug(part.anchor) == slug(part.title) else f"({slug(part.anchor)})=\n"
+        parts.append((part.title, part.text, label))
+    return joined([(section.title, section.text), *parts])
 
 
 def contents(title: str, text: str, names: Iterable[str]) -> str:
@@ -208,7 +222,11 @@ def kernel_page(framework: str) -> str:
     texts = adapter_texts(framework, "mine")
     kinds = {".py": "python", ".c": "c", ".cu": "cuda"}
     files = "\n\n".join(f"`mine{end}`:\n\n```{kinds[end]}\n{text}```" for end, text in texts.items())
-    steps = [f"attnspec init --framework {framework} mine.py", build_command(framework, "mine"), "attnspec check mine.py"]
+    steps = [
+        f"attnspec init --framework {framework} mine.py",
+        build_command(framework, "mine"),
+        "attnspec check mine.py",
+    ]
     text = f"""\
 ```
 {chr(10).join(filter(None, steps))}
@@ -227,9 +245,12 @@ The first command writes an adapter that conforms. Put your kernel in its place,
     return joined([(f"Your kernel in {TITLES[framework]}", text)])
 
 
-def joined(parts: Iterable[tuple[str, str]]) -> str:
-    """Return a page of a title and sections, in MyST's Markdown."""
-    text = "\n\n".join(f"{'##' if i else '#'} {title}\n\n{text}" for i, (title, text) in enumerate(parts)) + "\n"
+def joined(parts: Iterable[tuple[str, ...]]) -> str:
+    """Return a page of a title and sections, in MyST's Markdown; a third text precedes the heading."""
+    sections = (
+        f"{''.join(label)}{'##' if i else '#'} {title}\n\n{text}" for i, (title, text, *label) in enumerate(parts)
+    )
+    text = "\n\n".join(sections) + "\n"
     labels = "|".join(map(re.escape, page.LABELS))
     text = re.sub(rf"^({labels}|Errors|Result):", r"**\1:**", text, flags=re.MULTILINE)
     return re.sub(r"\$`([^`]+)`\$", r"{math}`\1`", text)
@@ -274,7 +295,8 @@ def readme(text: str) -> dict[str, str]:
     """Return the parts of the README that the site shows on pages of their own."""
     introduction, install, start = text.partition("## Install\n")
     start, _, reading = start.partition("## Where to read on\n")
-    return {"introduction": introduction.partition("\n")[2], "start": install + start, "reading": reading}
+    introduction = introduction.partition("\n")[2].replace("](#", "](start.md#")
+    return {"introduction": introduction, "start": install + start, "reading": reading}
 
 
 def write(folder: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.bases.autocast import autocast_enabled
+from attnspec.backends.bases.shapes import refuse_names_of_torch
 from attnspec.spec.contract.tree import map_tree
 
 P = ParamSpec("P")
@@ -48,7 +49,11 @@ def _wrapped(operation: Callable[P, R], *, lower: bool) -> Callable[P, R]:
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         first = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
         if first is None or not autocast_enabled(first):
-            return operation(*args, **kwargs)
+            try:
+                return operation(*args, **kwargs)
+            except TypeError:
+                refuse_names_of_torch(operation.__name__, kwargs)
+                raise
         kind = first.device.type
         low = torch.get_autocast_dtype(kind)
         with torch.autocast(kind, enabled=False):
