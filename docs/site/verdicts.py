@@ -45,7 +45,7 @@ def cells(
     concerned = [QUESTIONS[q] for q in declared if QUESTIONS[q].concerns(OPERATIONS[operation])]
     other = [f"`{q.name}` = `{declared[q.name]}`" for q in concerned if declared[q.name] != q.normative]
     dtypes: dict[str, list[str]] = {}
-    for dtype, results in sorted(by_dtype.items(), key=lambda item: DTYPES.index(item[0])):
+    for dtype, results in sorted(by_dtype.items(), key=lambda item: [*DTYPES, item[0]].index(item[0])):
         failed = sorted({f"`{r['law']}`" for r in results if r["status"] == "failed"})
         lost = any(r["status"] == "lost" for r in results)
         text = f"violates {', '.join(failed)}" if failed else "not judged to the end" if lost else "conforms"
