@@ -1,5 +1,6 @@
 """Configuration of Sphinx for the site; ``pages.py`` writes the source pages."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,11 @@ def visit_inline_formula(self: SphinxTranslator, node: Any) -> None:
 
 
 def visit_formula(self: SphinxTranslator, node: Any) -> None:
-    """Write a formula of its own as MathML."""
-    self.body.append(f'<div class="formula">{mathml(node.astext().strip())}</div>\n')
+    """Write a formula of its own as MathML; its parts, where ``\\quad`` separates them, break into lines."""
+    parts = re.split(r"(?<=,)\s*\\quad\s*", node.astext().strip())
+    if any(part.count("{") != part.count("}") for part in parts):
+        parts = [node.astext().strip()]
+    self.body.append(f'<div class="formula">{" ".join(map(mathml, parts))}</div>\n')
     raise nodes.SkipNode
 
 

@@ -147,7 +147,8 @@ def worked(o: Operation) -> str:
     drawn = example.arguments(o, "float64")
     rounded = drawn.replaced({leaf.path: np.round(x, 1) + 0.0 for leaf, x in drawn.floats})
     arguments = {name: x for name, x in rounded.passed.items() if x is not None and x is not False}
-    source = {name: as_source(x, literal).replace(", np.float64)", ")") for name, x in arguments.items()}
+    source = {name: re.sub(r",\s+", ", ", as_source(x, literal)) for name, x in arguments.items()}
+    source = {name: text.replace(", np.float64)", ")") for name, text in source.items()}
     records = sorted({name for x in source.values() for name in re.findall(r"\b([A-Z]\w+)\(", x)})
     imports = ["import numpy as np", "", f"from attnspec.reference import {o.name}"]
     imports += [f"from attnspec.spec import {', '.join(records)}"] if records else []
@@ -160,9 +161,7 @@ def worked(o: Operation) -> str:
         return text
     allowed = tolerance(o.name, **narrow).allowed
     largest = max(float(np.max(x)) for x in flatten({"": allowed}).values() if x is not None and np.size(x))
-    return (
-        f"{text}\n\nIn float32, the largest error that a correct implementation may make in a number is {largest:.2g}."
-    )
+    return f"{text}\n\nIn float32, no number of a correct implementation is off by more than `{largest:.2g}`."
 
 
 def printed(code: str) -> str:
@@ -240,6 +239,7 @@ The first command writes an adapter that conforms. Put your kernel in its place,
   method.
 - What your kernel lacks is declared: [limits](../conventions.md#limits). What it does otherwise, too:
   [semantics](../conventions.md#semantics), [precision](../precision.md).
+- A kernel on a GPU may be compiled for every shape, or break its process: [CUDA kernels](../cuda-kernel.md).
 - [Read a verdict](../verdicts.md), [put it into CI](../ci.md).
 """
     return joined([(f"Your kernel in {TITLES[framework]}", text)])

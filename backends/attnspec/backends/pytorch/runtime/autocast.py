@@ -48,20 +48,20 @@ def ignores_autocast(operation: Callable[P, R]) -> Callable[P, R]:
 def _wrapped(operation: Callable[P, R], *, lower: bool) -> Callable[P, R]:
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         first = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-        if first is None or not autocast_enabled(first):
-            try:
+        try:
+            if first is None or not autocast_enabled(first):
                 return operation(*args, **kwargs)
-            except TypeError:
-                refuse_names_of_torch(operation.__name__, kwargs)
-                raise
-        kind = first.device.type
-        low = torch.get_autocast_dtype(kind)
-        with torch.autocast(kind, enabled=False):
-            if not lower:
-                return operation(*args, **kwargs)
-            positional = map_tree(args, lambda _, x: _lowered(x, low))
-            named = map_tree(kwargs, lambda _, x: _lowered(x, low))
-            return operation(*positional, **named)
+            kind = first.device.type
+            low = torch.get_autocast_dtype(kind)
+            with torch.autocast(kind, enabled=False):
+                if not lower:
+                    return operation(*args, **kwargs)
+                positional = map_tree(args, lambda _, x: _lowered(x, low))
+                named = map_tree(kwargs, lambda _, x: _lowered(x, low))
+                return operation(*positional, **named)
+        except TypeError:
+            refuse_names_of_torch(operation.__name__, kwargs)
+            raise
 
     # Each operation gets its own code object: torch.compile stops after compiling one code object eight times.
     called.__code__ = called.__code__.replace(co_name=operation.__name__)
