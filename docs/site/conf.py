@@ -1,16 +1,13 @@
 """Configuration of Sphinx for the site; ``pages.py`` writes the source pages."""
 
 import re
-import sys
+import runpy
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxTranslator
-
-sys.path.insert(0, str(Path(__file__).parent))
-import pages
 
 from attnspec.conformance.reporting.page import mathml
 from attnspec.spec import VERSION
@@ -78,4 +75,4 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", escape_stars)
 
 
-TARGETS = pages.targets()
+TARGETS = runpy.run_path(str(Path(__file__).with_name("pages.py")))["targets"]()

@@ -931,8 +931,9 @@ each_option = pytest.mark.parametrize(
 )
 def test_a_name_of_pytorch_is_refused_with_the_right_one(name: str, right: str, autocast: bool) -> None:
     x = torch.ones(2, 3)
+    named: dict[str, Any] = {name: None}
     with torch.autocast("cpu", enabled=autocast), pytest.raises(TypeError) as raised:
-        backend.scaled_dot_product_attention(x, x, x, **{name: None})  # type: ignore[call-arg]
+        backend.scaled_dot_product_attention(x, x, x, **named)
     assert str(raised.value).startswith(f"scaled_dot_product_attention: expected {right}")
     assert str(raised.value).endswith(f"got {name}")
 
