@@ -1,4 +1,4 @@
-"""The documentation site has a page for each operation, links that lead somewhere, and a search that finds."""
+"""The documentation site: a page for each operation, links that lead somewhere, a search that finds."""
 
 import json
 import os

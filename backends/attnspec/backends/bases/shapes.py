@@ -1,6 +1,6 @@
 """Checks of tensors against the Protocols: shapes (cached), dtypes and devices."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from operator import attrgetter, index
 from typing import Any, NoReturn, TypeAlias
 
@@ -32,23 +32,6 @@ _INDEXING = (torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8)
 """Integer dtypes that PyTorch can compare and index with; it only stores wider unsigned ones."""
 
 _PROPERTIES = attrgetter("shape", "dtype", "device", "layout")
-
-TORCH_NAMES = {
-    "attn_mask": ("mask", "mask, boolean, True = may attend (floats are the bias of grouped_query_attention)"),
-    "is_causal": ("causal", "causal"),
-    "scale": ("query", "a scaled query, or grouped_query_attention, which has scale"),
-    "enable_gqa": ("query", "no flag: grouped_query_attention takes keys and values with fewer heads"),
-    "dropout_p": ("query", "no dropout in attention: dropout is an operation on weights"),
-}
-"""Arguments of PyTorch's ``scaled_dot_product_attention``: the argument here, and what to use instead."""
-
-
-def refuse_names_of_torch(operation: str, names: Collection[str]) -> None:
-    """Raise ``TypeError`` for an argument that has another name here than in PyTorch, or none."""
-    known = OPERATIONS[operation].call.names
-    for name, (own, instead) in TORCH_NAMES.items():
-        if name in names and name not in known and own in known:
-            raise TypeError(f"{operation}: expected {instead}; got {name}") from None
 
 
 def _is_integer(value: Any) -> bool:
