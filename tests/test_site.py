@@ -37,8 +37,8 @@ def test_every_operation_has_a_page_with_every_part(source: Path) -> None:
         text = read(source / "operations" / f"{o.name}.md")
         headings = set(re.findall(r"^## (.*)$", text, re.MULTILINE))
         expected = SECTIONS if o.reference_only else SECTIONS | JUDGED
-        asked = any(q.concerns(o) for q in QUESTIONS.values()) and not o.reference_only
-        assert expected | ({"Choices"} if asked else set()) <= headings, o.name
+        has_choices = any(q.concerns(o) for q in QUESTIONS.values()) and not o.reference_only
+        assert expected | ({"Choices"} if has_choices else set()) <= headings, o.name
         assert o.formula in text
         assert "\nprints\n" in text
 

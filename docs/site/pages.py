@@ -43,14 +43,14 @@ PICTURES = (".svg", ".png")
 
 def documents() -> dict[Path, str]:
     """Names of the site's pages, by the page of the repository from which each is copied."""
-    found = {ROOT / "README.md": "start", ROOT / "CONTRIBUTING.md": "contributing", ROOT / "CHANGELOG.md": "changes"}
+    names = {ROOT / "README.md": "start", ROOT / "CONTRIBUTING.md": "contributing", ROOT / "CHANGELOG.md": "changes"}
     for file in sorted((ROOT / "docs").rglob("*.md")):
         name = file.relative_to(ROOT / "docs").with_suffix("").as_posix()
         if f"docs/{name}.md" not in NOT_COMMITTED and not name.startswith("matrix/"):
-            found[file] = name.removeprefix("site/")
+            names[file] = name.removeprefix("site/")
     for file in sorted((ROOT / "examples").rglob("*.md")):
-        found[file] = file.relative_to(ROOT).with_suffix("").as_posix()
-    return found
+        names[file] = file.relative_to(ROOT).with_suffix("").as_posix()
+    return names
 
 
 def slug(text: str) -> str:
@@ -63,13 +63,13 @@ def slug(text: str) -> str:
 
 def targets() -> dict[str, tuple[str, str]]:
     """Page and anchor of every name and citation that links to its own page, wherever it is set as code."""
-    found = {name: (f"operations/{name}", "") for name in OPERATIONS}
-    found |= {x.id: (f"laws/{x.chapter}", slug(x.id)) for x in LAWS.values()}
-    found |= {name: ("questions", slug(name)) for name in QUESTIONS}
-    found |= dict.fromkeys(CLASSES, ("precision", "what-each-class-allows"))
+    targets_by_name = {name: (f"operations/{name}", "") for name in OPERATIONS}
+    targets_by_name |= {x.id: (f"laws/{x.chapter}", slug(x.id)) for x in LAWS.values()}
+    targets_by_name |= {name: ("questions", slug(name)) for name in QUESTIONS}
+    targets_by_name |= dict.fromkeys(CLASSES, ("precision", "what-each-class-allows"))
     for text, anchor in page.citations(specification()).items():
-        found[text] = (f"lectures/{text[:2].upper()}", slug(anchor))
-    return found
+        targets_by_name[text] = (f"lectures/{text[:2].upper()}", slug(anchor))
+    return targets_by_name
 
 
 def cited(citations: Iterable[Citation]) -> str:
@@ -130,12 +130,12 @@ def choices(questions: Iterable[Any], libraries: Mapping[tuple[str, str], str]) 
 
 def library_choices() -> dict[tuple[str, str], str]:
     """Libraries by question and choice, as the table of ``docs/rosetta.md`` links them."""
-    found, question = {}, ""
+    libraries, question = {}, ""
     for line in (ROOT / "docs" / "rosetta.md").read_text(encoding="utf-8").splitlines():
         if match := re.fullmatch(r"\| (?:`(\w+)`)? \| `([\w-]+)` \| (.*) \|", line):
             question = match[1] or question
-            found[question, match[2]] = match[3]
-    return found
+            libraries[question, match[2]] = match[3]
+    return libraries
 
 
 def worked(o: Operation) -> str:

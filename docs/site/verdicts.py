@@ -25,16 +25,16 @@ def summary(path: Path) -> dict[str, Any]:
     """Return the verdicts of a report, by operation and dtype."""
     report = json.loads(path.read_text(encoding="utf-8"))
     title, package = IMPLEMENTATIONS[report["backend"]["origin"]]
-    found: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    results_by_dtype: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for result in report["results"]:
         if result["status"] in ("passed", "failed", "lost"):
-            found.setdefault(result["operation"], {}).setdefault(result["dtype"], []).append(result)
+            results_by_dtype.setdefault(result["operation"], {}).setdefault(result["dtype"], []).append(result)
     declared = {q: choice["declared"] for q, choice in report["semantics"].items()}
     return {
         "implementation": f"{title} {report['versions'][package].partition('+')[0]}",
         "date": date.fromtimestamp(path.stat().st_mtime).isoformat(),
         "profile": report["profile"],
-        "operations": {name: cells(name, by_dtype, declared) for name, by_dtype in sorted(found.items())},
+        "operations": {name: cells(name, by_dtype, declared) for name, by_dtype in sorted(results_by_dtype.items())},
     }
 
 
