@@ -198,6 +198,17 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def site(session: nox.Session) -> None:
+    """Build the documentation site into ``build/site/html``, with warnings as errors, and test its links."""
+    install_project(session, *group("site"), extras="check,cpu")
+    source, built = ROOT / "build" / "site" / "source", ROOT / "build" / "site" / "html"
+    shutil.rmtree(source.parent, ignore_errors=True)
+    session.run("python", "docs/site/pages.py", str(source))
+    session.run("sphinx-build", "-q", "-W", "--keep-going", "-c", "docs/site", str(source), str(built))
+    session.run("python", "-m", "pytest", "tests/test_site.py", env={"ATTNSPEC_SITE": str(built)})
+
+
+@nox.session
 def mutants(session: nox.Session) -> None:
     """Judge the suite by mutants and honest variants (``attnspec mutants``'s arguments)."""
     install_project(session, extras="check,cpu")

@@ -11,8 +11,10 @@ from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from attnspec.conformance import judge
 from attnspec.conformance.judging.results import Status
 from attnspec.conformance.judging.violation import Reason
 from attnspec.spec import OPERATIONS, QUESTIONS, Limits
@@ -264,13 +266,47 @@ def test_the_page_on_tolerances_is_right(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_examples_of_the_pytorch_backend_print_what_their_comments_say(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     examples = re.findall(r"```python\n(.*?)```", read("docs/pytorch.md"), re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     for code in examples:
         exec(code, {})
         comments = re.findall(r"  # (.*)", code)
         if find_spec("llvmlite") is None:  # as the text above the example says
             comments = [line.replace(": llvm", ": pytorch").replace("llvm", "plain") for line in comments]
         assert capsys.readouterr().out.splitlines() == comments
+
+
+@pytest.mark.slow
+def test_the_commands_for_agents_judge_a_kernel(tmp_path: Path) -> None:
+    (commands,) = re.findall(
+        r"```\n(attnspec init.*?)```", read("conformance/attnspec/conformance/SKILL.md"), re.DOTALL
+    )
+    assert len(commands.splitlines()) == 3
+    for command in commands.splitlines():
+        words = [sys.executable, "-m", *command.split()]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+ERRORS = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", read("docs/errors.md"), re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "message"), [row for row in ERRORS if row[0].startswith("attnspec ")])
+def test_the_page_on_errors_shows_what_the_command_says(command: str, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "imported.py").write_text("from torch import softmax\n")
+    (tmp_path / "empty.py").write_text("name = 'empty'\n")
+    words = [sys.executable, "-m", *command.split()]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (2, f"attnspec: {message}")
+
+
+@pytest.mark.parametrize(("call", "message"), [row for row in ERRORS if row[0].startswith("judge(")])
+def test_the_page_on_errors_shows_what_judge_says(call: str, message: str) -> None:
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises((TypeError, ValueError)) as raised:
+        eval(call, {"judge": judge, "x": x, "half": x.astype(np.float16)})
+    assert str(raised.value) == message
 
 
 def cuda_adapter(name: str, folder: Path, *changes: tuple[str, str]) -> subprocess.CompletedProcess[str]:

@@ -52,7 +52,8 @@ def test_the_wheel_holds_what_the_sources_read(wheel: zipfile.ZipFile) -> None:
         path.relative_to(ROOT / portion).as_posix()
         for portion in PORTIONS
         for path in (ROOT / portion / "attnspec").rglob("*.*")
-        if path.suffix in {".json", ".txt", ".cpp", ".tsv"} and not any(part.startswith(".") for part in path.parts)
+        if path.suffix in {".json", ".txt", ".cpp", ".tsv", ".md"}
+        and not any(part.startswith(".") for part in path.parts)
     ]
     assert set(data) <= set(wheel.namelist())
 

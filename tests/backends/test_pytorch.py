@@ -918,6 +918,26 @@ each_option = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("attn_mask", "mask, boolean"),
+        ("is_causal", "causal; got"),
+        ("dropout_p", "no dropout"),
+        ("enable_gqa", "no flag: grouped_query_attention"),
+        ("scale", "a scaled query, or grouped_query_attention"),
+    ],
+)
+def test_a_name_of_pytorch_is_refused_with_the_right_one(name: str, right: str, autocast: bool) -> None:
+    x = torch.ones(2, 3)
+    named: dict[str, Any] = {name: None}
+    with torch.autocast("cpu", enabled=autocast), pytest.raises(TypeError) as raised:
+        backend.scaled_dot_product_attention(x, x, x, **named)
+    assert str(raised.value).startswith(f"scaled_dot_product_attention: expected {right}")
+    assert str(raised.value).endswith(f"got {name}")
+
+
 @each_option
 @pytest.mark.parametrize(
     ("wrong", "got"),

@@ -17,7 +17,9 @@ COMPILERS = {"c": "cc", "cuda": "nvcc"}
 
 def written(framework: str, folder: Path) -> str:
     """Write the adapter of a framework, build its library, and return its file name."""
-    library = framework if framework in ("torch", "triton", "jax") else "torch" if framework == "cuda" else "numpy"
+    library = (
+        framework if framework in ("torch", "triton", "jax", "mlx") else "torch" if framework == "cuda" else "numpy"
+    )
     if find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     name = f"my_{framework}.py"
@@ -41,7 +43,7 @@ def test_an_adapter_conforms_as_written(framework: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["triton", "jax"])
+@pytest.mark.parametrize("framework", ["triton", "jax", "mlx"])
 def test_an_adapter_of_a_compiler_agrees_with_the_formula_as_written(framework: str, tmp_path: Path) -> None:
     """All laws would take more than ten minutes."""
     name = written(framework, tmp_path)

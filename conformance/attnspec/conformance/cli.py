@@ -136,7 +136,7 @@ def _signals(
 @app.command()
 def init(
     file: Annotated[Path, typer.Argument(help="the file to write, such as mine.py", metavar="FILE")],
-    framework: Annotated[str, typer.Option(help="torch, cuda, triton, jax, numpy or c")] = "torch",
+    framework: Annotated[str, typer.Option(help="torch, cuda, triton, jax, numpy, c or mlx")] = "torch",
 ) -> None:
     """Write an adapter that conforms, to put a kernel into."""
     from attnspec.conformance.templates import FRAMEWORKS, write_adapter

@@ -25,11 +25,11 @@ def mathml(latex: str) -> str:
 
 def as_page(sections: list[Section]) -> str:
     """Return the whole specification as one HTML page."""
-    anchors = {part.title: part.anchor for _, part in with_levels(sections)} | _citations(sections)
+    anchors = {part.title: part.anchor for _, part in with_levels(sections)} | citations(sections)
     return rendered("specification.html", title=TITLE, sections=sections, html=_markdown(anchors).render)
 
 
-def _citations(sections: list[Section]) -> dict[str, str]:
+def citations(sections: list[Section]) -> dict[str, str]:
     """Return the anchors of the lectures' equations and passages, by the way they are cited."""
     section_anchors = {part.anchor for _, part in with_levels(sections)}
     anchors: dict[str, str] = {}

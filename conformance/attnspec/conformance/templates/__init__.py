@@ -15,7 +15,18 @@ BUILD = {
 }
 """Command that builds the library of a framework, where there is one."""
 
-FRAMEWORKS = ("torch", "cuda", "triton", "jax", "numpy", "c")
+TITLES = {
+    "torch": "PyTorch",
+    "cuda": "CUDA",
+    "triton": "Triton",
+    "jax": "JAX",
+    "numpy": "NumPy",
+    "c": "C",
+    "mlx": "MLX",
+}
+"""Name of each framework in texts."""
+
+FRAMEWORKS = tuple(TITLES)
 
 
 def write_adapter(framework: str, path: Path) -> tuple[list[Path], str]:
@@ -25,19 +36,29 @@ def write_adapter(framework: str, path: Path) -> tuple[list[Path], str]:
     """
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise BackendError(f"init: expected a file named like a Python module, such as mine.py; got {str(path)!r}")
-    texts = {path.with_suffix(suffix): _template(framework, suffix) for suffix in SUFFIXES}
-    texts = {file: text for file, text in texts.items() if text}
+    texts = {path.with_suffix(suffix): text for suffix, text in adapter_texts(framework, path.stem).items()}
     for file in texts:
         if file.exists():
             raise BackendError(f"init: expected a file that does not exist yet; got {str(file)!r}")
-    names = {"stem": path.stem, "class_name": "".join(word.capitalize() for word in path.stem.split("_"))}
-    names["build"] = Template(BUILD.get(framework, "")).substitute(names)
     for file, text in texts.items():
         try:
-            file.write_text(Template(text).substitute(names), encoding="utf-8")
+            file.write_text(text, encoding="utf-8")
         except OSError as error:
             raise BackendError(f"init: expected a file that can be written; got {str(file)!r}") from error
-    return list(texts), names["build"]
+    return list(texts), build_command(framework, path.stem)
+
+
+def adapter_texts(framework: str, stem: str) -> dict[str, str]:
+    """Return the texts of an adapter's files by suffix; ``stem`` names the files."""
+    class_name = "".join(word.capitalize() for word in stem.split("_"))
+    names = {"stem": stem, "class_name": class_name, "build": build_command(framework, stem)}
+    texts = {suffix: _template(framework, suffix) for suffix in SUFFIXES}
+    return {suffix: Template(text).substitute(names) for suffix, text in texts.items() if text}
+
+
+def build_command(framework: str, stem: str) -> str:
+    """Return the command that builds the library of an adapter; empty if there is none."""
+    return Template(BUILD.get(framework, "")).substitute(stem=stem)
 
 
 def _template(framework: str, suffix: str) -> str:

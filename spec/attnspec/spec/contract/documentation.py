@@ -159,7 +159,7 @@ def _entry(operation: Operation, node: Node, path: str, remarks: tuple[str, ...]
         return Entry(path, shape, (*_contents(operation, node), *notes))
     if isinstance(node, Option):
         least = f" ≥ {operation.least(node.path)}" if node.kind is Kind.SIZE else ""
-        window = "a window " if node.kind is Kind.WINDOW else ""
+        window = "a window: " if node.kind is Kind.WINDOW else ""
         return Entry(path, f"{window}{node.expected}{least}", tuple(notes))
     if node.repeated:
         least = " ≥ 1" * operation.least(node.count)

@@ -4,6 +4,7 @@ A citation names a numbered equation, ``S0.equation(4)``, or a passage, ``S2.pas
 Every numbered equation is cited by an operation.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -24,11 +25,18 @@ class Citation:
 
 @dataclass(frozen=True)
 class Source:
-    """A lecture or paper; ``equations`` describes each numbered equation."""
+    """A lecture or paper; ``equations`` describes each numbered equation, ``url`` is needed without an arXiv number."""
 
     key: str
     title: str
     equations: Mapping[int, str] = field(default_factory=dict)
+    url: str = ""
+
+    @property
+    def address(self) -> str:
+        """URL of a paper; empty for a lecture."""
+        arxiv = re.search(r"arXiv:(\d+\.\d+)", self.title)
+        return f"https://arxiv.org/abs/{arxiv[1]}" if arxiv else self.url
 
     def equation(self, number: int) -> Citation:
         """Cite a numbered equation; raises ``KeyError`` for a number that the source does not have."""
@@ -73,8 +81,10 @@ AINSLIE = Source(
     "Ainslie 2023",
     "GQA: training generalized multi-query transformer models from multi-head checkpoints (arXiv:2305.13245)",
 )
-BA = Source("Ba 2016", "Layer normalization")
-BAHDANAU = Source("Bahdanau 2015", "Neural machine translation by jointly learning to align and translate")
+BA = Source("Ba 2016", "Layer normalization (arXiv:1607.06450)")
+BAHDANAU = Source(
+    "Bahdanau 2015", "Neural machine translation by jointly learning to align and translate (arXiv:1409.0473)"
+)
 BELTAGY = Source("Beltagy 2020", "Longformer: the long-document transformer (arXiv:2004.05150)")
 DAO = Source(
     "Dao 2022", "FlashAttention: fast and memory-efficient exact attention with IO-awareness (arXiv:2205.14135)"
@@ -83,28 +93,42 @@ DEEPSEEK = Source(
     "DeepSeek-AI 2024",
     "DeepSeek-V2: a strong, economical, and efficient mixture-of-experts language model (arXiv:2405.04434)",
 )
-DEVLIN = Source("Devlin 2019", "BERT: pre-training of deep bidirectional transformers for language understanding")
-DOSOVITSKIY = Source("Dosovitskiy 2021", "An image is worth 16x16 words: transformers for image recognition at scale")
+DEVLIN = Source(
+    "Devlin 2019", "BERT: pre-training of deep bidirectional transformers for language understanding (arXiv:1810.04805)"
+)
+DOSOVITSKIY = Source(
+    "Dosovitskiy 2021", "An image is worth 16x16 words: transformers for image recognition at scale (arXiv:2010.11929)"
+)
 GEMMA = Source("Gemma Team 2024", "Gemma 2: improving open language models at a practical size (arXiv:2408.00118)")
 JIANG = Source("Jiang 2023", "Mistral 7B (arXiv:2310.06825)")
 KRELL = Source("Krell 2021", "Efficient sequence packing without cross-contamination (arXiv:2107.02027)")
 KWON = Source(
     "Kwon 2023", "Efficient memory management for large language model serving with PagedAttention (arXiv:2309.06180)"
 )
-LUONG = Source("Luong 2015", "Effective approaches to attention-based neural machine translation")
-OKTAY = Source("Oktay 2018", "Attention U-Net: learning where to look for the pancreas")
-ONNX = Source("ONNX", "Open Neural Network Exchange: operators")
+LUONG = Source("Luong 2015", "Effective approaches to attention-based neural machine translation (arXiv:1508.04025)")
+OKTAY = Source("Oktay 2018", "Attention U-Net: learning where to look for the pancreas (arXiv:1804.03999)")
+ONNX = Source("ONNX", "Open Neural Network Exchange: operators", url="https://onnx.ai/onnx/operators/")
 PRESS = Source(
     "Press 2022",
     "Train short, test long: attention with linear biases enables input length extrapolation (arXiv:2108.12409)",
 )
-RADFORD = Source("Radford 2018", "Improving language understanding by generative pre-training")
-SRIVASTAVA = Source("Srivastava 2014", "Dropout: a simple way to prevent neural networks from overfitting")
+RADFORD = Source(
+    "Radford 2018",
+    "Improving language understanding by generative pre-training",
+    url="https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf",
+)
+SRIVASTAVA = Source(
+    "Srivastava 2014",
+    "Dropout: a simple way to prevent neural networks from overfitting",
+    url="https://jmlr.org/papers/v15/srivastava14a.html",
+)
 SU = Source("Su 2021", "RoFormer: enhanced transformer with rotary position embedding (arXiv:2104.09864)")
-VASWANI = Source("Vaswani 2017", "Attention is all you need")
-WANG = Source("Wang 2018", "Non-local neural networks")
+VASWANI = Source("Vaswani 2017", "Attention is all you need (arXiv:1706.03762)")
+WANG = Source("Wang 2018", "Non-local neural networks (arXiv:1711.07971)")
 XIAO = Source("Xiao 2024", "Efficient streaming language models with attention sinks (arXiv:2309.17453)")
-XU = Source("Xu 2015", "Show, attend and tell: neural image caption generation with visual attention")
+XU = Source(
+    "Xu 2015", "Show, attend and tell: neural image caption generation with visual attention (arXiv:1502.03044)"
+)
 
 PAPERS = (
     AINSLIE,
