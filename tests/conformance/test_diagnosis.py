@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from rich.console import Console
@@ -99,6 +100,16 @@ def test_judge_names_a_wrong_base_of_exponentials(factor: float, cause: str) -> 
     output = attention(query * np.float32(factor), key, value)
     diagnosis = judge("scaled_dot_product_attention", output, query, key, value).diagnosis
     assert diagnosis.startswith(f"The scores are multiplied by {cause}")
+
+
+@pytest.mark.parametrize("in_single", [True, False])
+def test_judge_names_intermediate_results_in_16_bits(in_single: bool) -> None:
+    scores = (3 * np.random.default_rng(0).standard_normal((16, 512))).astype(ml_dtypes.bfloat16)
+    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+    terms = exponentials.astype(np.float32) if in_single else exponentials
+    weights = exponentials / terms.sum(-1, keepdims=True).astype(scores.dtype)
+    expected = "Every intermediate result is rounded to bfloat16, as by operations without fusion."
+    assert judge("softmax", weights, scores).diagnosis == expected
 
 
 @pytest.mark.slow

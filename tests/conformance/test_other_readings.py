@@ -42,6 +42,19 @@ def test_a_logarithm_to_base_2_is_named() -> None:
     assert judge(GROUPED, (output, 1.1 * logarithm), *inputs).right_if == ""
 
 
+@pytest.mark.parametrize("keys", [8, 512])
+def test_another_choice_is_named(keys: int) -> None:
+    """With many keys, too, where no diagnosis names it."""
+    query = np.random.default_rng(1).standard_normal((1, 4, 8, 16)).astype(np.float32)
+    key, value, _ = arrays(1, 2, keys, 16)
+    in_turn = [np.tile(x, (1, 2, 1, 1)) for x in (key, value)]
+    verdict = judge(GROUPED, (REFERENCE[SDPA](query, *in_turn), None), query, key, value)
+    assert not verdict
+    assert verdict.right_if == "head_groups is interleaved, not blocks"
+    said = [f"right if {verdict.right_if}" in str(verdict), "head_groups is interleaved" in verdict.diagnosis]
+    assert sum(said) == 1
+
+
 def test_a_precision_class_is_a_reading_too() -> None:
     query, key, value = (x.astype(ml_dtypes.bfloat16) for x in arrays(2, 40, 50))
     scores = (query @ key.swapaxes(-1, -2) / ml_dtypes.bfloat16(50**0.5)).astype(ml_dtypes.bfloat16)

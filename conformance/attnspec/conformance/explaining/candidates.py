@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from attnspec.conformance.mutants.correct import Formulas, Library
 from attnspec.reference import choosing
 from attnspec.reference.budget import WIDTH
 from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import map_tree
 
@@ -167,6 +169,30 @@ def mutant_candidates(
         if altered_steps(mutant).intersection(used_steps):
             sentence = f"The numbers are those of a known defect, “{mutant.name}”: {mutant.statement}{beside}"
             yield Candidate(mutant.name, sentence, computation_by(subject, mutant.backend, instead))
+
+
+class _Rounding(Library):
+    """The formulas with every intermediate result in the dtype of the arguments."""
+
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments as they are, not in float32."""
+        return dict(arguments)
+
+
+class _SummingInSingle(Formulas):
+    """The formulas with sums over a dimension in float32, rounded at their end."""
+
+    def total(self, x: Numbers) -> Numbers:
+        """Sum over the last dimension, which is kept."""
+        return Formulas.total(self, x.astype(np.float32)).astype(x.dtype)
+
+
+def rounded_candidates(subject: Subject) -> Iterator[Candidate]:
+    """Yield the formula with every intermediate result rounded, for dtypes of 16 bits."""
+    for formulas in (_SummingInSingle, Formulas) if subject.dtype in NARROW else ():
+        sentence = f"Every intermediate result is rounded to {subject.dtype}, as by operations without fusion."
+        compute = computation_by(subject, partial(_Rounding, "every operation rounded", formulas()))
+        yield Candidate("every operation rounded", sentence, compute)
 
 
 def altered_steps(mutant: Mutant) -> set[str]:

@@ -14,6 +14,7 @@ from attnspec.conformance.explaining.candidates import (
     explains,
     mutant_candidates,
     nearly_equal,
+    rounded_candidates,
     used_steps,
     with_finite_numbers,
 )
@@ -99,6 +100,7 @@ def candidate_kinds(subject: Subject, first: Probe, without: Collection[str] = (
     """
     yield choice_candidates(subject)
     yield misreading_candidates(subject, first)
+    yield rounded_candidates(subject)
     steps_in_use = used_steps(subject, first)
     yield mutant_candidates(subject, first, steps_in_use, of_operation=True, without=without)
     yield dropped_keys_candidates(subject, first)

@@ -224,13 +224,14 @@ def _as_contiguous(x: Any) -> Any:
 )
 def scaled_in_place(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The caller's queries are halved in place; the result is correct."""
-    prepared, queries = _copy_arrays(arguments), at(arguments, query(operation))
+    prepared, queries = _prepared_copies(correct, operation, arguments), at(arguments, query(operation))
     queries[...] *= queries.dtype.type(0.5)
     return prepared
 
 
-def _copy_arrays(arguments: Arguments) -> dict[str, Any]:
-    copies: dict[str, Any] = map_tree(dict(arguments), lambda _, x: x.copy() if isinstance(x, np.ndarray) else x)
+def _prepared_copies(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
+    prepared = Library.prepare(correct, operation, arguments)
+    copies: dict[str, Any] = map_tree(prepared, lambda _, x: x.copy() if isinstance(x, np.ndarray) else x)
     return copies
 
 
@@ -243,7 +244,7 @@ def _copy_arrays(arguments: Arguments) -> dict[str, Any]:
 )
 def masked_in_place(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The caller's masked scores become 0; without a mask, the maximum is subtracted from all."""
-    prepared = _copy_arrays(arguments)
+    prepared = _prepared_copies(correct, operation, arguments)
     scores, mask = at(arguments, query(operation)), mask_of(operation, arguments)
     if mask is None:
         scores[...] = scores - scores.max(initial=0)
@@ -261,7 +262,7 @@ def masked_in_place(correct: Library, operation: Operation, arguments: Arguments
 )
 def clipped_in_place(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The caller's lengths above 1 are set to 1."""
-    prepared = _copy_arrays(arguments)
+    prepared = _prepared_copies(correct, operation, arguments)
     for leaf, lengths in arrays(operation, arguments):
         if operation.role(leaf) & Role.LENGTHS:
             lengths[...] = np.minimum(lengths, 1)
