@@ -184,7 +184,8 @@ class _SummingInSingle(Formulas):
 
     def total(self, x: Numbers) -> Numbers:
         """Sum over the last dimension, which is kept."""
-        return Formulas.total(self, x.astype(np.float32)).astype(x.dtype)
+        total: Numbers = Formulas.total(self, x.astype(np.float32)).astype(x.dtype)
+        return total
 
 
 def rounded_candidates(subject: Subject) -> Iterator[Candidate]:
