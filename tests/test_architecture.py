@@ -46,7 +46,7 @@ THIRD_PARTY = {
     },
     "conformance": {
         *("numpy", "jaxtyping", "typing_extensions", "ml_dtypes"),
-        *("hypothesis", "pytest", "rich", "typer", "markdown_it", "math_core", "jinja2"),
+        *("hypothesis", "pytest", "rich", "typer", "markdown_it", "math_core", "jinja2", "safetensors"),
         *("matplotlib", "threadpoolctl"),
     },
 }

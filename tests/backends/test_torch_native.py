@@ -74,7 +74,7 @@ def test_a_gru_that_declares_the_normative_reset_is_convicted(tmp_path: Path) ->
     done = subprocess.run([*command, *chosen], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.startswith("undeclared conforms as declared below\n")
-    assert "gru_reset = after: " in done.stdout
+    assert "gru_reset = after, not before: " in done.stdout
     assert '"gru_reset": "after"' in done.stdout.splitlines()[-1]
 
 

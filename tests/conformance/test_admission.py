@@ -91,7 +91,9 @@ def test_laws_are_selected_by_patterns() -> None:
     contract = Contract.of(load("reference"))
     chosen = {law for case in Plan.of(contract, Settings(laws=("masking.*",))).cases for law in case.laws}
     assert chosen == {law for law in LAWS if law.startswith("masking.")}
-    with pytest.raises(BackendError, match=r"^law: expected one of .*; got 'maskin\.\*'$"):
+    with pytest.raises(
+        BackendError, match=r"^law: expected one of .*; got 'maskin\.\*'\. 'attnspec list laws' lists all$"
+    ):
         Plan.of(contract, Settings(laws=("maskin.*",)))
 
 

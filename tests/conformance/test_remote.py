@@ -459,8 +459,12 @@ def test_remote_verdicts_are_those_of_one_process(tmp_path: Path, operation: str
     backend.close()
 
 
-def test_verdicts_on_records_gradients_and_modes_are_those_of_one_process() -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
+def test_verdicts_on_records_gradients_and_modes_are_those_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    # Sums of several threads depend on their number, which an earlier test may have changed here.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     own = load("pytorch")
     contract = contract_of(own, "pytorch", "cpu")
     remote = RemoteBackend("pytorch", "cpu", hang_after=60.0)
@@ -468,6 +472,7 @@ def test_verdicts_on_records_gradients_and_modes_are_those_of_one_process() -> N
     (case,) = cases(contract, operations=["lstm_cell"], dtypes=["float32"])
     results = [judge(x, contract, case, PROFILES["quick"]) for x in (own, remote)]
     remote.close()
+    torch.set_num_threads(threads)
     assert differences(*results) == []
     assert {r.law for r in results[1] if r.law.startswith("training.") and r.examples}
 

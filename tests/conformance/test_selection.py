@@ -48,14 +48,14 @@ def test_a_message_lists_the_closest_of_many_names() -> None:
 def test_names_in_another_case_and_initials_are_understood(written: str, meant: str) -> None:
     message = unknown_name("operation", written, OPERATIONS)
     assert message.startswith(f"operation: expected one of {meant}, ")
-    assert message.endswith(f", …; got {written!r}. `attnspec list` lists all")
+    assert message.endswith(f", …; got {written!r}. 'attnspec list' lists all")
 
 
 def test_messages_about_operations_and_laws_name_the_command_that_lists_them() -> None:
-    assert unknown_name("law", "orakel", LAWS).endswith("; got 'orakel'. `attnspec list laws` lists all")
-    with pytest.raises(ValueError, match=r"^judge: expected one of .*; got 'sdp'\. `attnspec list` lists all$"):
+    assert unknown_name("law", "orakel", LAWS).endswith("; got 'orakel'. 'attnspec list laws' lists all")
+    with pytest.raises(ValueError, match=r"^judge: expected one of .*; got 'sdp'\. 'attnspec list' lists all$"):
         judge("sdp", None)
-    with pytest.raises(ValueError, match=r"^tolerance: expected one of .*; got 'sdp'\. `attnspec list` lists all$"):
+    with pytest.raises(ValueError, match=r"^tolerance: expected one of .*; got 'sdp'\. 'attnspec list' lists all$"):
         tolerance("sdp")
     assert "attnspec list" not in unknown_name("--operation", "sdp", OPERATIONS, ", which the backend provides")
 

@@ -15,7 +15,7 @@ TILES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def dropped_keys_candidates(subject: Subject, first: Probe) -> Iterator[Candidate]:
-    """Yield the candidates that ignore as many keys as a tile may have, or as do not fill a tile."""
+    """Yield the candidates that ignore a tile of keys, or those beyond the last whole one."""
     operation, m = subject.operation, first.arguments.keys_count or 0
     if operation.mask is None or operation.attends_to_itself:
         return
@@ -26,7 +26,7 @@ def dropped_keys_candidates(subject: Subject, first: Probe) -> Iterator[Candidat
 
 
 def _without(subject: Subject, end: str, count: int) -> Callable[[Probe, Arguments], Results | None]:
-    """Return a function that computes results without some keys, but with all keys where there are no more."""
+    """Return a function that computes results without these keys, unless there are no others."""
 
     def compute(probe: Probe, arguments: Arguments) -> Results | None:
         if probe.cotangents is not None:

@@ -20,7 +20,7 @@ TRIED_OCTAVES = np.arange(-8.0, 8.5, 0.5)
 """Exponents of 2 of the score factors that are tried first."""
 
 WRONG_BASES = {log(2): " = ln 2: 2ˣ is computed in place of eˣ", 1 / log(2): " = log₂e, which belongs to 2ˣ, not to eˣ"}
-"""Score factors that a wrong base of exponentials leaves, with what the diagnosis says of them."""
+"""Score factors of a wrong base of exponentials, with the end of the diagnosis."""
 
 SEARCH_STEPS = 24
 """Number of times that the interval around the best score factor is narrowed."""

@@ -91,7 +91,7 @@ class Contract:
 
 
 def place_of_attributes(backend: Any) -> str:
-    """Return where the attributes of a backend belong in its source, as text after “paste them”."""
+    """Return where a backend's attributes belong in its source: text after “paste them”."""
     if isinstance(backend, ModuleType):
         return "at the end of the module"
     kind = backend if isinstance(backend, type) else type(backend)

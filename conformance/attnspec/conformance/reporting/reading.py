@@ -1,4 +1,4 @@
-"""Reports of earlier runs, read from their JSON, and merged if they are shards of one run."""
+"""Reports of earlier runs, read from their JSON; those of shards are merged."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -22,7 +22,7 @@ def unknown_name(what: str, name: str, known: Iterable[str], why: str = "") -> s
     if why or len(names) <= MAX_LISTED:
         return message
     command = next((c for c, listed in LISTED_BY.items() if listed.keys() >= set(names)), "")
-    return f"{message}. `{command}` lists all" if command else message
+    return f"{message}. '{command}' lists all" if command else message
 
 
 def matching(patterns: Iterable[str], known: Sequence[str]) -> list[str]:
