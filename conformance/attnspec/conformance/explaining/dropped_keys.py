@@ -15,7 +15,7 @@ TILES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def dropped_keys_candidates(subject: Subject, first: Probe) -> Iterator[Candidate]:
-    """Yield the candidates that ignore a tile of keys, or those beyond the last whole one."""
+    """Yield candidates that ignore a tile of keys, or those beyond the last whole tile."""
     operation, m = subject.operation, first.arguments.keys_count or 0
     if operation.mask is None or operation.attends_to_itself:
         return
