@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnspec.spec import OPERATIONS, QUESTIONS
+from attnspec.spec.contract.precision import DEFAULTS
 
 IMPLEMENTATIONS = {
     "pytorch": ("[attnspec's PyTorch backend](../pytorch.md), on PyTorch", "torch"),
@@ -17,8 +18,6 @@ IMPLEMENTATIONS = {
     "onnx-reference": ("ONNX's reference evaluator", "onnx"),
 }
 """Title of a backend, and the package whose version the table shows."""
-
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 def summary(path: Path) -> dict[str, Any]:
@@ -45,7 +44,7 @@ def cells(
     concerned = [QUESTIONS[q] for q in declared if QUESTIONS[q].concerns(OPERATIONS[operation])]
     other = [f"`{q.name}` = `{declared[q.name]}`" for q in concerned if declared[q.name] != q.normative]
     dtypes: dict[str, list[str]] = {}
-    for dtype, results in sorted(by_dtype.items(), key=lambda item: [*DTYPES, item[0]].index(item[0])):
+    for dtype, results in sorted(by_dtype.items(), key=lambda item: [*DEFAULTS, item[0]].index(item[0])):
         failed = sorted({f"`{r['law']}`" for r in results if r["status"] == "failed"})
         lost = any(r["status"] == "lost" for r in results)
         text = f"violates {', '.join(failed)}" if failed else "not judged to the end" if lost else "conforms"

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from attnspec.conformance.cli import app
 from attnspec.conformance.harness import vectors
 from attnspec.conformance.harness.vectors import check_vectors, write_vectors
+from attnspec.conformance.inputs.dtypes import half_to_single
 from attnspec.conformance.mutants.correct import Formulas, Library
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.shapes import results
@@ -37,9 +38,7 @@ def right_outputs(operation: Operation, dtype: str) -> dict[str, Any]:
     for number, (subject, arguments, _) in enumerate(vectors._cases(operation, dtype, None)):
         result = getattr(Library(f"right {dtype}", Formulas()), operation.name)(**arguments.passed)
         for leaf, x in results(subject.operation, result):
-            array = np.asarray(x)
-            wide = array.astype(np.float32) if array.dtype.itemsize == 2 else array
-            outputs[f"{number}/{leaf.path}"] = np.ascontiguousarray(wide)
+            outputs[f"{number}/{leaf.path}"] = np.ascontiguousarray(half_to_single(np.asarray(x)))
     return outputs
 
 

@@ -8,6 +8,7 @@ from math import lcm
 from pprint import pformat
 from typing import Any, Protocol, TypeVar
 
+from attnspec.conformance.explaining.precision_classes import ONLY_IF
 from attnspec.conformance.explaining.refusals import REFUSED
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.observations import ADVICE
@@ -173,7 +174,7 @@ def _reasons(
             shown = f" The backend raised {raised}" if choice == "error" and raised else ""
             yield "semantics", f"{name} = {choice}, not {question.normative}: {question.statement}{shown}"
         if x["precision"]:
-            yield "precision", f"precision {x['precision']} at {dtype}: declare it only if the kernel rounds like this"
+            yield "precision", f"precision {x['precision']} at {dtype}: {ONLY_IF}"
         for name, message in x["evidence"].items():
             if message and (name in limits or name == REFUSED):
                 yield "limits", f"limits {'dtypes' if name == REFUSED else name}: {operation} {message}"
@@ -320,6 +321,6 @@ def lines(explained: Mapping[Key, str]) -> Iterator[str]:
     for cause, keys in causes.items():
         operations, laws, _ = (list(dict.fromkeys(names)) for names in zip(*keys, strict=True))
         shown = ", ".join(laws[:MAX_SHOWN]) + ", …" * (len(laws) > MAX_SHOWN)
-        warning = "; declare it only if the kernel rounds like this" if cause.startswith("precision") else ""
+        warning = f"; {ONLY_IF}" if cause.startswith("precision") else ""
         count = f"{len(keys)} law{'s' * (len(keys) > 1)}"
         yield f"explained by {cause}: {count} of {', '.join(operations)} ({shown}){warning}"

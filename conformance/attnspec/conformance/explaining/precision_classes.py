@@ -14,6 +14,9 @@ MIN_USED_BUDGET = 2.0**-5
 Implementations of a class use a tenth of its budget or more. Errors far below what it allows have another cause.
 """
 
+ONLY_IF = "declare it only if the kernel rounds like this"
+"""Warning beside a class that would explain errors."""
+
 EIGHT_BITS = 2.0**-4
 """Smallest unit roundoff of 8-bit operands."""
 

@@ -17,7 +17,7 @@ from attnspec.conformance.harness.reading import subject_of
 from attnspec.conformance.harness.record import overflow
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.corners import corners
-from attnspec.conformance.inputs.dtypes import NARROW, numpy_dtype
+from attnspec.conformance.inputs.dtypes import half_to_single, numpy_dtype
 from attnspec.conformance.judging.subject import Subject
 from attnspec.spec import VERSION
 from attnspec.spec.contract.limits import Limits
@@ -133,12 +133,11 @@ def _entry(
 
 def _tensors(arguments: Arguments, right: Mapping[str, Expected], prefix: str) -> dict[str, Numbers]:
     """Return the arguments, and the ends of all intervals: both NaN where a number must be, infinite where any may."""
-    narrow = {np.dtype(numpy_dtype(dtype)) for dtype in NARROW}
     tensors = {}
     for path, x in arguments.items():
         if isinstance(x, np.ndarray):
             # NumPy and many languages have no bfloat16. Its numbers, and those of float16, are exact in float32.
-            tensors[prefix + path] = np.ascontiguousarray(x.astype(np.float32) if x.dtype in narrow else x)
+            tensors[prefix + path] = np.ascontiguousarray(half_to_single(x))
     for path, (value, budget, nan) in right.items():
         value, budget = value.astype(np.float64), np.broadcast_to(budget, value.shape)
         is_open = np.isnan(value) if nan is None else np.isnan(value) & ~nan

@@ -6,6 +6,7 @@ from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnspec.conformance.explaining.precision_classes import ONLY_IF
 from attnspec.conformance.harness.plotting import Compared, figure
 from attnspec.conformance.judging.comparison import distinct_texts
 
@@ -139,8 +140,7 @@ class Verdict:
             outcome = f"wrong: {self.together if self.worst is None else self.worst}"
         explanations = [f"diagnosis: {self.diagnosis}"] if self.diagnosis else []
         if self.explained_by:
-            only_if = "declare it only if the kernel rounds like this"
-            explanations.append(f"explained by precision {self.explained_by}; {only_if}")
+            explanations.append(f"explained by precision {self.explained_by}; {ONLY_IF}")
         elif self.right_if.partition(",")[0] not in self.diagnosis:
             explanations.append(f"right if {self.right_if}")
         shared = [f"errors shared by many rows: {self.ensemble}"] if self.ensemble else []

@@ -23,6 +23,13 @@ def is_float(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype.kind not in "biuOUS"
 
 
+def half_to_single(x: Any) -> Any:
+    """Convert half precision to float32 and leave everything else unchanged."""
+    if is_float(x) and x.dtype.itemsize == 2:
+        return x.astype(np.float32)
+    return x
+
+
 def exact_in(x: Any, dtype: str) -> np.ndarray[Any, Any]:
     """The numbers rounded to the dtype."""
     with np.errstate(over="ignore"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attnspec.conformance.explaining.explanations import Explanation
+from attnspec.conformance.judging.cases import Case
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote.description import contract_from
 from attnspec.conformance.remote.errors import BackendError
@@ -101,7 +102,7 @@ def merged(paths: Sequence[Path]) -> Report:
     for shard in shards:
         for result in shard.results:
             if result.status is not Status.NOT_PROVIDED:
-                verdicts.results.setdefault(f"{result.operation}-{result.dtype}", []).append(result)
+                verdicts.results.setdefault(Case(result.operation, result.dtype, ()).id, []).append(result)
         # Sizes are kept by operation. Every shard that judged an operation counts for all cases of it.
         for case in plan.cases:
             for size, count in shard.document["tried"].get(case.operation, {}).items():

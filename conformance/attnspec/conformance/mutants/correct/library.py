@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from attnspec.conformance.inputs.dtypes import is_float, numpy_dtype
+from attnspec.conformance.inputs.dtypes import half_to_single, is_float, numpy_dtype
 from attnspec.conformance.mutants.correct.arithmetic import Numbers
 from attnspec.conformance.mutants.correct.formulas import Formulas
 from attnspec.conformance.mutants.correct.tape import Tape, gradients
@@ -163,13 +163,6 @@ class Library:
         inputs = {path: Tape(x) for path, x in flatten(dict(arguments)).items() if is_float(x)}
         taped = map_tree(dict(arguments), lambda path, x: inputs.get(path, x))
         return gradients(self.compute(operation, taped), inputs, cotangent)
-
-
-def half_to_single(x: Any) -> Any:
-    """Convert half precision to float32 and leave everything else unchanged."""
-    if is_float(x) and x.dtype.itemsize == 2:
-        return x.astype(np.float32)
-    return x
 
 
 def rounded(x: Any, dtype: str) -> Any:
