@@ -96,6 +96,8 @@ class Backend(TorchBackend):
 """
 
 JAX = """
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -105,6 +107,7 @@ from attnspec.backends.bases.jax import JaxBackend
 class Backend(JaxBackend):
     name = "mine"
 
+    @partial(jax.jit, static_argnames=("self", "causal"))
     def scaled_dot_product_attention(self, query, key, value, *, mask=None, causal=False):
         scores = query @ jnp.swapaxes(key, -1, -2) / jnp.sqrt(query.shape[-1]).astype(query.dtype)
         allowed = jnp.tri(*scores.shape[-2:], dtype=bool) if causal else jnp.ones(scores.shape[-2:], bool)
