@@ -151,8 +151,9 @@ def init(
 @app.command(help=f"Judge a backend by every law that governs its operations. {EXIT_STATUS}")
 def check(
     backend: Annotated[
-        str, typer.Argument(help="a registered name, package.module[:attribute], or path/to/file.py[:attribute]")
-    ],
+        str | None, typer.Argument(help="a registered name, package.module[:attribute], or path/to/file.py[:attribute]")
+    ] = None,
+    command: Annotated[str | None, typer.Option(help="in place of a backend: a program in any language")] = None,
     profile: Annotated[str, typer.Option(help=HELP["profile"])] = Settings.profile,
     operation: Annotated[list[str] | None, typer.Option(help=HELP["operations"])] = None,
     law: Annotated[list[str] | None, typer.Option(help=HELP["laws"])] = None,
@@ -175,8 +176,12 @@ def check(
     junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
 ) -> None:
     """Judge a backend by every law that governs its operations."""
+    from attnspec.conformance.remote.command import PREFIX
     from attnspec.conformance.remote.loading import comes_with_attnspec
 
+    if (backend is None) == (command is None):
+        _unusable("check: expected a backend or --command; got " + ("neither" if backend is None else "both"))
+    backend = backend or f"{PREFIX}{command}"
     operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
     inside = comes_with_attnspec(backend) if in_process is None else in_process
     settings = Settings(

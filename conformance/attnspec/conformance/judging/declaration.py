@@ -94,6 +94,8 @@ def place_of_attributes(backend: Any) -> str:
     """Return where a backend's attributes belong in its source: text after “paste them”."""
     if isinstance(backend, ModuleType):
         return "at the end of the module"
+    if isinstance(place := getattr(backend, "place_of_attributes", None), str):
+        return printable(place)
     kind = backend if isinstance(backend, type) else type(backend)
     if kind.__module__ in ("builtins", "types"):
         return "into the backend"

@@ -15,6 +15,7 @@ from typing import Any
 
 from attnspec.conformance.judging.declaration import Contract, place_of_attributes
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely, printable
+from attnspec.conformance.remote.command import PREFIX, CommandBackend
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.spec.contract.operation import OPERATIONS
 
@@ -32,11 +33,14 @@ def comes_with_attnspec(name: str) -> bool:
 
 
 def load(name: str) -> Any:
-    """Load a backend: registered name, ``package.module[:attribute]`` or ``path/to/file.py[:attribute]``.
+    """Load a backend: registered name, ``package.module[:attribute]``, ``path/to/file.py[:attribute]``.
 
+    Or ``command:`` and the command of a program in any language.
     Without an attribute, the module must have operations itself, or define exactly one object or class that has. Raises
     :class:`BackendError`.
     """
+    if name.startswith(PREFIX):
+        return _instance(CommandBackend(name.removeprefix(PREFIX)), name)
     target, _, attribute = name.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attnspec.conformance.remote.command import PREFIX
 from attnspec.conformance.remote.environment import SAFE_PATH, own_folders
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.processes import MARK, end_all, new_mark
@@ -129,9 +130,10 @@ def use_sandbox(choice: str, option: str = "sandbox") -> bool:
 
 
 def files_of(name: str, path: Sequence[str] = ()) -> list[str]:
-    """Return the paths from which a backend may be imported: its file, and module folders."""
-    target = name.partition(":")[0]
-    return [*([target] if target.endswith(".py") else []), *path]
+    """Return the paths that a backend needs: its file, module folders, and the words of its command."""
+    target, _, command = name.partition(":")
+    words = command.split() if name.startswith(PREFIX) else [target] if target.endswith(".py") else []
+    return [*words, *path]
 
 
 def _signal(number: int) -> str:
