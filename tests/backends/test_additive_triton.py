@@ -572,10 +572,7 @@ def environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-COMPILED = (
-    "80-fp32-usual", "80-fp16-least-masked", "86-fp32-odd", "90-bf16-single-masked", "90-fp32-translation",
-    "100-fp16-least", "120-fp32-single",
-)  # fmt: skip
+COMPILED = "80-fp32-usual", "86-fp32-odd", "90-bf16-single-masked", "100-fp16-least-masked", "120-fp32-translation"
 """Compute capability, dtype, sizes and masks of what is compiled: every choice of each at least once."""
 
 

@@ -5,7 +5,8 @@ A fifth of the 504 honest results is judged by default. ``ATTNSPEC_WHOLE=1`` jud
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -130,13 +131,14 @@ def padded(x: Any) -> Any:
     return functional.pad(x, (0, 0, 0, 1))
 
 
-def inputs(keys: int, dtype: str) -> Iterator[tuple[Any, ...]]:
+@cache
+def inputs(keys: int, dtype: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Normal query, key and value, then suggested ones of the same shapes."""
     g = torch.Generator().manual_seed(0)
     normal = tuple(torch.randn(1, 2, keys, 64, generator=g).to(getattr(torch, dtype)) for _ in range(3))
-    yield normal
-    suggested = suggest_inputs(SDPA, *normal)
-    yield tuple(torch.from_numpy(suggested[name]).to(getattr(torch, dtype)) for name in ("query", "key", "value"))
+    named = suggest_inputs(SDPA, *normal)
+    suggested = tuple(torch.from_numpy(named[name]).to(getattr(torch, dtype)) for name in ("query", "key", "value"))
+    return normal, suggested
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -30,9 +30,10 @@ from attnspec.conformance.reporting.heat_maps import (
     over_budget,
 )
 from attnspec.conformance.reporting.report import Report, key
-from attnspec.conformance.reporting.verdict_page import as_html
+from attnspec.conformance.reporting.verdict_page import _drawing, as_html
 from attnspec.conformance.running.messages import MAX_SNIPPET
 from attnspec.conformance.running.settings import Settings
+from attnspec.spec import OPERATIONS
 
 VOID_ELEMENTS = {"path", "rect", "meta"}
 """Elements without an end tag."""
@@ -180,6 +181,21 @@ def test_the_worst_number_is_marked_in_arrays_of_any_rank(shape: tuple[int, ...]
     assert pictures.count("<svg") == min(int(np.prod(shape[:-2])), MOST_MATRICES)
     assert pictures.count('class="here"') == 1
     assert ("and 4 more" in pictures) == (shape == (5, 2, 2, 3))
+
+
+def test_matrices_of_zeros_come_last() -> None:
+    x = np.zeros((9, 1, 1))
+    x[7] = 1
+    pictures = heat_maps(x, levels_of_numbers(x, 1.0), "it")
+    assert pictures.index("it[7]") < pictures.index("it[0]")
+
+
+def test_flags_and_single_numbers_stand_with_the_pictures() -> None:
+    arguments = {"query": [[0.0]], "key": [[0.0], [1.0]], "value": [[0.0], [1.0]], "causal": True, "key_lengths": 2}
+    example = {"arguments": arguments, "expected": None, "got": None, "budget": None, "index": None, "snippet": ""}
+    drawing = _drawing(OPERATIONS["grouped_query_attention"], example)
+    assert drawing is not None
+    assert drawing["scalars"] == ["causal = True", "key_lengths = 2"]
 
 
 def test_large_matrices_are_drawn_without_numbers() -> None:

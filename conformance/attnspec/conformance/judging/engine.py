@@ -163,18 +163,20 @@ class _Run:
                 self._blame_formula(check, violation, seed)
 
     def _blame_formula(self, check: Check, violation: Violation, seed: int) -> None:
-        """Fail the formula, too, if it is wrong on the arrays that violate another law.
+        """Fail the formula, too, if it is wrong, or raises, on the arrays that violate another law.
 
-        Only for laws about how calls are made. Reports then show the formula as the cause, the law as its consequence.
+        Only for laws about how calls are made, and laws with inputs of their own, which cannot be reduced. Reports then
+        show the formula as the cause, with a small input, and the law as its consequence.
         """
-        if check.law.chapter not in CALLING_CHAPTERS or check.law.id in STATE_LAWS or violation.reason != Reason.VALUE:
+        concerned = (check.law.chapter in CALLING_CHAPTERS or check.once) and check.law.id not in STATE_LAWS
+        if not concerned or violation.reason not in (Reason.VALUE, Reason.RAISED):
             return
         for progress, plain in self._formula_calls(check, violation):
             if progress.failure is not None:
                 return
             formula = progress.checks[0]
             failure, _, ratio, _ = attempt(self.subject, formula, plain, seed)
-            if failure is not None and failure.reason == Reason.VALUE:
+            if failure is not None and failure.reason == violation.reason:
                 progress.ratio = max(progress.ratio, ratio)
                 self._fail(progress, formula, plain, failure, seed)
                 return

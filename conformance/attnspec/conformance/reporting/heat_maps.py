@@ -63,14 +63,17 @@ def largest_of(*arrays: Numbers) -> float:
 
 
 def heat_maps(x: Numbers, levels: Numbers, name: str, index: tuple[int, ...] | None = None) -> str:
-    """Return HTML that shows an array's matrices side by side; the element at ``index`` gets a frame."""
+    """Return HTML that shows an array's matrices side by side; the element at ``index`` gets a frame.
+
+    Its matrix comes first, then those with numbers other than 0.
+    """
     rank = max(x.ndim, 2)
     x, levels = (a.reshape((1,) * (rank - a.ndim) + a.shape) for a in (x, levels))
     marked_index = None if index is None else (0,) * (rank - len(index)) + index
     batch = list(np.ndindex(x.shape[:-2]))
-    if marked_index is not None:
-        batch.sort(key=lambda element: element != marked_index[:-2])  # the marked one first, to be drawn
-    drawn = sorted(batch[:MOST_MATRICES])
+    marked_element = () if marked_index is None else marked_index[:-2]
+    batch.sort(key=lambda element: (element != marked_element, not x[element].any()))
+    drawn = batch[:MOST_MATRICES]
     maps = []
     for element in drawn:
         marked = marked_index[-2:] if marked_index is not None and marked_index[:-2] == element else None

@@ -104,9 +104,11 @@ def _drawing(operation: Operation, example: Mapping[str, Any] | None) -> dict[st
     arguments = example["arguments"]
     options = {option.path for option in operation.options}
     drawn = {name: x for name, y in arguments.items() if name not in options and (x := _array(y)) is not None}
+    scalars = {k: x for k, x in arguments.items() if k not in drawn and x is not None and not isinstance(x, Mapping)}
     arrays = {**arguments, **{name: example[name] for name in ("expected", "got", "budget")}}
     return {
         "arguments": [_figure(name, x, levels_of_numbers(x, largest_of(x))) for name, x in drawn.items()],
+        "scalars": argument_lines(operation.name, scalars),
         "results": list(_result_figures(example)),
         "undrawn": [f"{name}, {shortened(value)}" for name, value in arrays.items() if isinstance(value, Mapping)],
         "numbers": argument_lines(operation.name, {k: x for k, x in arguments.items() if x is not None}),
