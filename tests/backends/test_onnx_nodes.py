@@ -1,0 +1,150 @@
+"""ONNX's own node tests of Attention, GRU, LSTM and RNN: their expected outputs lie within our budgets."""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnspec import reference
+from attnspec.backends.bases.numpy import NDArray
+from attnspec.reference.defining.choices import choosing
+from attnspec.reference.kernels import capped, scaled
+from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters
+from tests.budgets import SIXTEEN_BITS, assert_within_budgets
+
+pytest.importorskip("onnx", reason="onnx is not installed")
+
+from onnx import defs, helper
+from onnx.backend.test.case import node as onnx_cases
+
+Named = Mapping[str, Any]
+Comparison = tuple[Any, Any, dict[str, Any]]
+"""ONNX's expected result, the formula or name of our operation, and its arguments."""
+
+LACKING = {"test_lstm_with_peepholes": "no operation has peepholes: gates that read the state of the cell"}
+
+for module in ("attention", "gru", "lstm", "rnn"):  # each import adds the cases of one operator
+    importlib.import_module(f"{onnx_cases.__name__}.{module}")
+CASES = {
+    case.name: case for case in onnx_cases._NodeTestCases if len(case.model.graph.node) == 1
+}  # those of more nodes repeat a case with the operator's definition
+
+
+def read(case: Any) -> tuple[str, Named, Named, Named]:
+    """Return a case's operator, attributes, inputs and expected outputs, by ONNX's names."""
+    (node,), ((inputs, outputs),) = case.model.graph.node, case.data_sets
+    schema = defs.get_schema(node.op_type, case.model.opset_import[0].version)
+    given, wanted = (
+        dict(zip([f.name for f, name in zip(formal, names, strict=False) if name], arrays, strict=True))
+        for formal, names, arrays in ((schema.inputs, node.input, inputs), (schema.outputs, node.output, outputs))
+    )
+    return node.op_type, {a.name: helper.get_attribute_value(a) for a in node.attribute}, given, wanted
+
+
+def attention(attributes: Named, inputs: Named, outputs: Named) -> Iterator[Comparison]:
+    """Yield the comparisons of Attention."""
+
+    def in_heads(x: NDArray, heads: str) -> NDArray:
+        return x if x.ndim == 4 else x.reshape(*x.shape[:2], attributes[heads], -1).swapaxes(1, 2)
+
+    query, key, value = (
+        in_heads(inputs[x], y) for x, y in (("Q", "q_num_heads"), ("K", "kv_num_heads"), ("V", "kv_num_heads"))
+    )
+    past = 0
+    if "past_key" in inputs:
+        past = inputs["past_key"].shape[-2]
+        key, value = (np.concatenate([inputs[f"past_{x}"], y], -2) for x, y in (("key", key), ("value", value)))
+    output, n, m = in_heads(outputs["Y"], "q_num_heads"), query.shape[-2], key.shape[-2]
+    arrays: dict[str, Any] = {"key_lengths": inputs.get("nonpad_kv_seqlen")}
+    options = {x: attributes.get(x) or None for x in ("scale", "softcap")}
+    left, right = (None if x < 0 else x for x in (attributes.get(f"{s}_window_size", -1) for s in ("left", "right")))
+    causal, window = bool(attributes.get("is_causal")), (left, right)
+    mask = bias = None
+    if (given := inputs.get("attn_mask")) is not None:
+        missing = [(0, 0)] * (given.ndim - 1) + [(0, m - given.shape[-1])]
+        given = np.pad(given, missing, constant_values=False if given.dtype == bool else -np.inf)
+        given = given.reshape((1,) * (4 - given.ndim) + given.shape)
+        if given.dtype != bool:
+            bias = given
+        elif given.shape[1] == 1:
+            mask = given[:, 0]
+        else:  # heads with masks of their own become elements of the batch
+            mask, group = given, query.shape[1] // key.shape[1]
+            key, value = (np.repeat(x, group, 1)[:, :, None] for x in (key, value))
+            query, output = query[:, :, None], output[:, :, None]
+            outputs = {name: x[:, :, None] for name, x in outputs.items() if name == "qk_matmul_output"}
+    if past:  # positions count from the first key that is cached
+        seen = reference.sliding_window_mask(past + n, m, window=(left, 0 if causal else right))[past:]
+        mask, causal, window = seen if mask is None else mask & seen, False, (None, None)
+    arrays |= {"mask": mask, "bias": bias, "causal": causal, "window": window, **options}
+    attend = partial(dict, query=query, key=key, **{name: x for name, x in arrays.items() if x is not None})
+    yield (output, None), "grouped_query_attention", attend(value=value)
+    for name, x in (("present_key", key), ("present_value", value)):
+        if name in outputs:
+            assert np.array_equal(outputs[name], x)
+    if "qk_matmul_output" in outputs:
+        product, mode = outputs["qk_matmul_output"], attributes.get("qk_matmul_output_mode", 0)
+        if mode == 3:
+            identity = np.broadcast_to(np.eye(m, dtype=value.dtype), (*value.shape[:-1], m))
+            yield (product, None), "grouped_query_attention", attend(value=identity)
+        else:
+            allowed = reference.sliding_window_mask(n, m, window=(None, 0)) if causal else mask
+            if allowed is not None:
+                bias = np.where(np.expand_dims(allowed, -3), 0 if bias is None else bias, -np.inf).astype(query.dtype)
+
+            def scores(query: Any, key: Any, bias: Any = None) -> Any:
+                products = scaled(query @ np.swapaxes(key, -1, -2), query.shape[-1], options["scale"])
+                products = capped(products, options["softcap"]) if mode else products
+                return products if bias is None else products + bias
+
+            key = np.repeat(key, query.shape[-3] // key.shape[-3], -3)
+            yield product, scores, {"query": query, "key": key} | ({"bias": bias} if mode == 2 else {})
+
+
+RECORDS: Mapping[str, tuple[Any, str]] = {
+    "RNN": (RNNParameters, "h"), "GRU": (GRUParameters, "zrh"), "LSTM": (LSTMParameters, "iofc")
+}  # fmt: skip
+"""Records of parameters, and ONNX's order of gates."""
+
+
+def recurrent(operator: str, attributes: Named, inputs: Named, outputs: Named) -> Iterator[Comparison]:
+    """Yield the comparisons of a network, for each direction; the recurrent bias is the weight of an input of ones."""
+    assert not set(attributes) - {"hidden_size", "direction", "layout"}
+    record, gates = RECORDS[operator]
+    batch_first, h = attributes.get("layout", 0), attributes["hidden_size"]
+    x = inputs["X"] if batch_first else inputs["X"].swapaxes(0, 1)
+    x = np.concatenate([x, np.ones_like(x[..., :1])], -1)
+    directions = {b"reverse": [-1], b"bidirectional": [1, -1]}.get(attributes.get("direction", b"forward"), [1])
+    for i, step in enumerate(directions):
+        w_x, w_h = (inputs[name][i].reshape(len(gates), h, -1) for name in "WR")
+        biases = inputs["B"][i].reshape(2, len(gates), h) if "B" in inputs else np.zeros((2, len(gates), h), x.dtype)
+        weights = {"w_x": np.concatenate([w_x, biases[1][..., None]], -1).swapaxes(1, 2), "w_h": w_h.swapaxes(1, 2)}
+        weights["b_"] = biases[0]
+        parameters = record(
+            **{p + g: w for p, of_gates in weights.items() for g, w in zip(gates, of_gates, strict=True)}
+        )
+        state = np.zeros((len(x), h), x.dtype)
+        state = (state, state) if operator == "LSTM" else state
+        arguments = {"x": x[:, ::step], "state": state, "parameters": parameters}
+        ends = [outputs.get(n) for n in ("Y_h", *(["Y_c"] if operator == "LSTM" else []))]
+        final = tuple(None if y is None else y[:, i] if batch_first else y[i] for y in ends)
+        states = None
+        if "Y" in outputs:
+            states = (outputs["Y"][:, :, i] if batch_first else outputs["Y"][:, i].swapaxes(0, 1))[:, ::step]
+        yield (states, final), operator.lower(), arguments
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_expected_outputs_are_within_budgets(name: str) -> None:
+    operator, *case = read(CASES[name])
+    if name in LACKING:
+        assert set(case[1]) & {"P"}
+        return
+    with choosing(length_alignment="at-length"):
+        for result, formula, arguments in attention(*case) if operator == "Attention" else recurrent(operator, *case):
+            dtype = next(iter(arguments.values())).dtype.name
+            precision = f"eager-{dtype}" if dtype in SIXTEEN_BITS else None
+            assert_within_budgets(result, formula, precision=precision, **arguments)
