@@ -188,6 +188,13 @@ def test_the_scale_of_doubles_is_that_of_float32() -> None:
     assert 1e-10 < abs(result - exact) < 1e-7
 
 
+@needs_evaluator
+def test_the_root_of_a_scale_of_doubles_is_that_of_float32() -> None:
+    query, key, value = (np.array(x)[None] for x in ([[1.0]], [[1.0], [0.0]], [[1.0], [0.0]]))
+    result, exact = (b.grouped_query_attention(query, key, value, scale=0.5)[0].item() for b in (evaluator, reference))
+    assert 1e-10 < abs(result - exact) < 1e-7
+
+
 @needs_runtime
 def test_a_sequence_of_length_0_ends_in_zeros() -> None:
     x, state, parameters = draw(2, 4, 5), draw(2, 3), weights(GRUParameters, 5, 3)

@@ -134,8 +134,8 @@ def recurrent(operator: str, attributes: Named, inputs: Named, outputs: Named) -
             **{p + g: w for p, of_gates in weights.items() for g, w in zip(gates, of_gates, strict=True)}
         )
         state = np.zeros((len(x), h), x.dtype)
-        state = (state, state) if operator == "LSTM" else state
-        arguments = {"x": x[:, ::step], "state": state, "parameters": parameters}
+        start = (state, state) if operator == "LSTM" else state
+        arguments = {"x": x[:, ::step], "state": start, "parameters": parameters}
         ends = [outputs.get(n) for n in ("Y_h", *(["Y_c"] if operator == "LSTM" else []))]
         final = tuple(None if y is None else y[:, i] if batch_first else y[i] for y in ends)
         states = None
