@@ -76,7 +76,7 @@ def tests(session: nox.Session) -> None:
     Slow are tests that compile, that judge many backends, and those with backends that hang, end their process or forge
     verdicts. ``nox -s tests -- -m slow`` runs them, and only them.
     """
-    install_project(session, *group("test"), extras="check,cpu,triton")
+    install_project(session, *group("test"), extras="check,cpu,triton,onnx")
     session.run("python", "-m", "pytest", *PARALLEL, "-m", "not slow", *session.posargs)
 
 

@@ -39,11 +39,11 @@ def read(case: Any) -> tuple[str, Named, Named, Named]:
     """Return a case's operator, attributes, inputs and expected outputs, by ONNX's names."""
     (node,), ((inputs, outputs),) = case.model.graph.node, case.data_sets
     schema = defs.get_schema(node.op_type, case.model.opset_import[0].version)
-    given, wanted = (
+    named_inputs, named_outputs = (
         dict(zip([f.name for f, name in zip(formal, names, strict=False) if name], arrays, strict=True))
         for formal, names, arrays in ((schema.inputs, node.input, inputs), (schema.outputs, node.output, outputs))
     )
-    return node.op_type, {a.name: helper.get_attribute_value(a) for a in node.attribute}, given, wanted
+    return node.op_type, {a.name: helper.get_attribute_value(a) for a in node.attribute}, named_inputs, named_outputs
 
 
 def attention(attributes: Named, inputs: Named, outputs: Named) -> Iterator[Comparison]:
@@ -69,16 +69,16 @@ def attention(attributes: Named, inputs: Named, outputs: Named) -> Iterator[Comp
     left, right = (None if x < 0 else x for x in (attributes.get(side, -1) for side in sides))
     causal, window = bool(attributes.get("is_causal")), (left, right)
     mask = bias = None
-    if (given := inputs.get("attn_mask")) is not None:
-        missing = [(0, 0)] * (given.ndim - 1) + [(0, m - given.shape[-1])]
-        given = np.pad(given, missing, constant_values=False if given.dtype == bool else -np.inf)
-        given = given.reshape((1,) * (4 - given.ndim) + given.shape)
-        if given.dtype != bool:
-            bias = given
-        elif given.shape[1] == 1:
-            mask = given[:, 0]
+    if (attn_mask := inputs.get("attn_mask")) is not None:
+        missing = [(0, 0)] * (attn_mask.ndim - 1) + [(0, m - attn_mask.shape[-1])]
+        attn_mask = np.pad(attn_mask, missing, constant_values=False if attn_mask.dtype == bool else -np.inf)
+        attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)
+        if attn_mask.dtype != bool:
+            bias = attn_mask
+        elif attn_mask.shape[1] == 1:
+            mask = attn_mask[:, 0]
         else:  # heads with masks of their own become elements of the batch
-            mask, group = given, query.shape[1] // key.shape[1]
+            mask, group = attn_mask, query.shape[1] // key.shape[1]
             key, value = (np.repeat(x, group, 1)[:, :, None] for x in (key, value))
             query, output = query[:, :, None], output[:, :, None]
             outputs = {name: x[:, :, None] for name, x in outputs.items() if name == "qk_matmul_output"}
