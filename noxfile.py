@@ -26,6 +26,7 @@ PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 CORE, CHECK = PROJECT["project"]["dependencies"], PROJECT["project"]["optional-dependencies"]["check"]
 BACKENDS = ("pytorch", "torch-native")
 ONNX = ("onnx-runtime", "onnx-reference")
+ONNX_TESTS = ("tests/backends/test_onnx_native.py", "tests/backends/test_onnx_nodes.py")
 PARALLEL = ("-n", str((os.cpu_count() or 1) + 1))
 """One process more than there are processors, since many tests wait for a process that they have started."""
 
@@ -75,7 +76,7 @@ def tests(session: nox.Session) -> None:
     Slow are tests that compile, that judge many backends, and those with backends that hang, end their process or forge
     verdicts. ``nox -s tests -- -m slow`` runs them, and only them.
     """
-    install_project(session, *group("test"), extras="check,cpu,triton")
+    install_project(session, *group("test"), extras="check,cpu,triton,onnx")
     session.run("python", "-m", "pytest", *PARALLEL, "-m", "not slow", *session.posargs)
 
 
@@ -168,7 +169,7 @@ def onnx(session: nox.Session) -> None:
     Both violate, as docs/adapters.md says; that is no failure of the session.
     """
     install_project(session, *group("test"), extras="check,onnx")
-    session.run("python", "-m", "pytest", "-n", "logical", "tests/backends/test_onnx_native.py")
+    session.run("python", "-m", "pytest", "-n", "logical", *ONNX_TESTS)
     for arguments in [session.posargs] if session.posargs else [[b, "--profile", "quick"] for b in ONNX]:
         session.run("attnspec", "check", *arguments, success_codes=[0, 1])
 

@@ -408,7 +408,7 @@ def test_an_operation_stands_in_the_files_of_its_chapter(operation: Operation) -
 
 # How modules are written ----------------------------------------------------------------------------------------------
 
-ADAPTERS = {"jax_native": 120, "onnx_native": 120}
+ADAPTERS = {"jax_native": 120, "onnx_native": 125}
 """Adapters of other libraries in one module, with the most lines it may have."""
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from attnspec import reference
 from attnspec.backends.bases.numpy import NDArray
+from attnspec.reference.defining.choices import choosing
 from attnspec.spec import OPERATIONS, QUESTIONS, GRUParameters, LSTMParameters, ShapeError
 
 pytest.importorskip("onnx", reason="onnx is not installed")
@@ -23,7 +24,7 @@ from attnspec.backends.onnx_native import reference as evaluator
 from tests.budgets import assert_within_budgets
 
 BACKENDS: list[Any] = [runtime, evaluator]
-DOCUMENTED = Path(__file__).parents[2] / "docs" / "backends.md"
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "adapters.md"
 everywhere = pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 
 
@@ -46,13 +47,13 @@ def weights(record: type, d: int, h: int, dtype: Any = np.float32) -> Any:
 def test_the_backend_provides_these_operations(backend: Any) -> None:
     expected = {"scaled_dot_product_attention", "grouped_query_attention", "gru", "lstm"}
     assert {n for n in OPERATIONS if hasattr(backend, n)} == expected
-    assert set(backend.limits.features) == {"scale", "softcap", "bias", "key_lengths"}
+    assert set(backend.limits.features) == {"scale", "window", "softcap", "bias", "key_lengths", "lengths"}
 
 
 @everywhere
 def test_it_declares_its_deviations(backend: Any) -> None:
     deviations = {q: getattr(backend.semantics, q) for q in QUESTIONS}
-    expected = {"masked_nonfinite": "propagates", "no_keys": "error"}
+    expected = {"masked_nonfinite": "propagates", "no_keys": "error", "length_alignment": "at-length"}
     assert {q: c for q, c in deviations.items() if c != QUESTIONS[q].normative} == expected
 
 
@@ -73,10 +74,14 @@ CHOICES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "causal": {"causal": True},
     "scale and softcap": {"scale": 0.25, "softcap": 2.0},
+    "a negative scale": {"scale": -0.5},
     "a bias for all heads": {"bias": draw(1, 4, 6)},
     "a bias and a mask": {"bias": draw(4, 4, 1), "mask": draw(2, 1, 6) > -1, "causal": True},
+    "a window": {"window": (2, 1)},
+    "a window to the left, and a mask": {"window": (1, None), "mask": draw(2, 1, 6) > -1},
     "lengths": {"key_lengths": LENGTHS},
     "lengths and causal": {"key_lengths": LENGTHS, "causal": True},
+    "lengths, causal and a window": {"key_lengths": LENGTHS, "causal": True, "window": (1, 0)},
     "lengths, causal, a mask and a bias": {
         "key_lengths": LENGTHS, "causal": True, "mask": draw(4, 6) > -1, "bias": draw(4, 4, 6)
     },
@@ -90,7 +95,8 @@ def test_heads_share_keys_and_values(backend: Any, options: dict[str, Any]) -> N
     result, logarithms = backend.grouped_query_attention(query, key, value, **options)
     assert logarithms is None
     assert result.dtype == np.float32
-    assert_within_budgets((result, None), "grouped_query_attention", query, key, value, **options)
+    with choosing(length_alignment=backend.semantics.length_alignment):
+        assert_within_budgets((result, None), "grouped_query_attention", query, key, value, **options)
 
 
 @everywhere
@@ -162,7 +168,7 @@ def test_the_runtime_refuses_recurrent_networks_of_doubles() -> None:
         runtime.gru(x, state, parameters)
 
 
-# Where the libraries violate the contract: as docs/backends.md says, for the versions that it names. -----------------
+# Where the libraries violate the contract: as docs/adapters.md says, for the versions that it names. ----------------
 
 
 def is_documented_version(library: Any) -> bool:
@@ -179,6 +185,13 @@ def test_the_scale_of_doubles_is_that_of_float32() -> None:
     query, key, value = (np.array(x) for x in ([[1.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]], [[1.0], [0.0]]))
     result = runtime.scaled_dot_product_attention(query, key, value).item()
     exact = reference.scaled_dot_product_attention(query, key, value).item()
+    assert 1e-10 < abs(result - exact) < 1e-7
+
+
+@needs_evaluator
+def test_the_root_of_a_scale_of_doubles_is_that_of_float32() -> None:
+    query, key, value = (np.array(x)[None] for x in ([[1.0]], [[1.0], [0.0]], [[1.0], [0.0]]))
+    result, exact = (b.grouped_query_attention(query, key, value, scale=0.5)[0].item() for b in (evaluator, reference))
     assert 1e-10 < abs(result - exact) < 1e-7
 
 

@@ -1,10 +1,11 @@
-"""ONNX's Attention (opset 24), GRU and LSTM, by onnx's reference evaluator and by ONNX Runtime.
+"""ONNX's Attention, GRU and LSTM, by onnx's reference evaluator and by ONNX Runtime.
 
 Both run unmodified on the CPU. The adapter flattens batches, joins the weights of gates, and evaluates a model of one
-operator. A mask beside a bias becomes −∞ in the bias. Empty results and sequences without steps are not evaluated. Not
-available: gradients, windows, slopes, sinks, logarithms of sums. ONNX Runtime has no float64 networks and no bfloat16;
-in float16 it scales queries and keys before their product. The reference evaluator's float16 products are NumPy's, for
-which there is no precision class. docs/adapters.md lists the violations.
+operator. A mask beside a bias becomes −∞ in the bias; a negative scale, which ONNX lacks, negates the query. Empty
+results and sequences without steps are not evaluated. Not available: gradients, slopes, sinks, logarithms of sums.
+Windows need opset 25, which ONNX Runtime evaluates by other operators; its kernel ends at 24. It has no float64
+networks and no bfloat16; in float16 it scales queries and keys before their product. The reference evaluator's float16
+products are NumPy's, for which there is no precision class. docs/adapters.md lists the violations.
 """
 
 from collections.abc import Callable
@@ -48,7 +49,8 @@ class Onnx(NumPyBackend):
         self.gru, self.lstm = (partial(self._recurrent, *x) for x in (("gru", "zrh"), ("lstm", "iofc")))
 
     def _run(self, operator: str, inputs: list[NDArray | None], outputs: int, **attributes: Any) -> Any:
-        """Evaluate one operator; None omits an input; results have the first input's dtype."""
+        """Evaluate one operator; None omits an input or attribute; results have the first input's dtype."""
+        opset = 24 if attributes.get("left_window_size") is None else 25
         arrays = {f"x{i}": np.ascontiguousarray(x) for i, x in enumerate(inputs) if x is not None}
         kinds = {name: helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in arrays.items()}
         input_infos = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
@@ -56,7 +58,7 @@ class Onnx(NumPyBackend):
         names = [f"x{i}" if f"x{i}" in arrays else "" for i in range(len(inputs))]
         node = helper.make_node(operator, names, [x.name for x in output_infos], **attributes)
         graph = helper.make_graph([node], operator, input_infos, output_infos)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=12)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=12)
         return self.load(model.SerializeToString()).run(None, arrays)
 
     def scaled_dot_product_attention(
@@ -87,7 +89,10 @@ class Onnx(NumPyBackend):
             mask_or_bias = bias if mask_or_bias is None else np.where(mask_or_bias, bias, -np.inf)
         q, k, v = (_flat(x, batch, *x.shape[-3:]) for x in (query, key, value))
         added = None if mask_or_bias is None else _flat(mask_or_bias, batch, mask_or_bias.shape[-3], n, m)
-        options = {name: x for name, x in (("scale", scale), ("softcap", softcap)) if x is not None}
+        left, right = (None, None) if window is None else (-1 if x is None else x for x in window)
+        if scale is not None and scale < 0:
+            q, scale = -q, -scale
+        options = {"scale": scale, "softcap": softcap, "left_window_size": left, "right_window_size": right}
         results = self._run("Attention", [q, k, v, added, None, None, key_lengths], 1, is_causal=int(causal), **options)
         return results[0].reshape(shape), None
 
@@ -113,7 +118,7 @@ class Onnx(NumPyBackend):
 
 
 _WEIGHTS = ("w_x", "w_h", "b_")
-_LIMITS = Limits(features=("scale", "softcap", "bias", "key_lengths", "lengths"))
+_LIMITS = Limits(features=("scale", "window", "softcap", "bias", "key_lengths", "lengths"))
 _NARROW = dict.fromkeys(("gru", "lstm"), ("float32", "float16"))
 _HALF = replace(_LIMITS, dtypes=("float64", "float32", "float16"), dtypes_by_operation=_NARROW)
 reference = Onnx("onnx-reference", cache(ReferenceEvaluator), _LIMITS)

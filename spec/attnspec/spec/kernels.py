@@ -55,7 +55,7 @@ __all__ = [
     r" s_{rij} = c \tanh(\lambda q_{ri}^\top k_{hj} / c) + B_{rij} - m_r |i - j|,\quad \ell_{ri} = \log Z_{ri}",
     sources=[
         AINSLIE.passage("2.2 Grouped-query attention"),
-        ONNX.passage("Attention-24"),
+        ONNX.passage("Attention-25"),
         DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation"),
         JIANG.passage("2 Architectural details: sliding window attention"),
         GEMMA.passage("2 Model architecture: logit soft-capping"),

@@ -1,0 +1,160 @@
+"""ONNX's own node tests of Attention, GRU, LSTM and RNN: their expected outputs lie within our budgets.
+
+In 16 bits ONNX scales both factors of a product and stores scores, as the `eager` classes do.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnspec import reference
+from attnspec.backends.bases.numpy import NDArray
+from attnspec.reference.defining.choices import choosing
+from attnspec.reference.kernels import capped, scaled
+from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters
+from tests.budgets import SIXTEEN_BITS, assert_within_budgets
+
+pytest.importorskip("onnx", reason="onnx is not installed")
+
+from onnx import defs, helper
+from onnx.backend.test.case import node as onnx_cases
+
+Named = Mapping[str, Any]
+Comparison = tuple[Any, Any, dict[str, Any]]
+"""ONNX's expected result, the formula or name of our operation, and its arguments."""
+
+LACKING = {"test_lstm_with_peepholes": "P"}
+"""Cases with an input that no operation of ours has: P holds peepholes, by which gates read the state of the cell."""
+
+for module in ("attention", "gru", "lstm", "rnn"):  # each import adds the cases of one operator
+    importlib.import_module(f"{onnx_cases.__name__}.{module}")
+# Cases with more nodes repeat another one with the operator's definition.
+CASES = {case.name: case for case in onnx_cases._NodeTestCases if len(case.model.graph.node) == 1}
+
+
+def read(case: Any) -> tuple[str, Named, Named, Named]:
+    """Return a case's operator, attributes, inputs and expected outputs, by ONNX's names."""
+    (node,), ((inputs, outputs),) = case.model.graph.node, case.data_sets
+    schema = defs.get_schema(node.op_type, case.model.opset_import[0].version)
+    named_inputs, named_outputs = (
+        dict(zip([f.name for f, name in zip(formal, names, strict=False) if name], arrays, strict=True))
+        for formal, names, arrays in ((schema.inputs, node.input, inputs), (schema.outputs, node.output, outputs))
+    )
+    return node.op_type, {a.name: helper.get_attribute_value(a) for a in node.attribute}, named_inputs, named_outputs
+
+
+def attention(attributes: Named, inputs: Named, outputs: Named) -> Iterator[Comparison]:
+    """Yield the comparisons of Attention."""
+
+    sides = ("left_window_size", "right_window_size")
+    known = {"q_num_heads", "kv_num_heads", "is_causal", "scale", "softcap", *sides}
+    # A wider precision of the softmax is within the budgets of a narrower one.
+    assert set(attributes) <= known | {"softmax_precision", "qk_matmul_output_mode"}
+
+    def in_heads(x: NDArray, heads: str) -> NDArray:
+        return x if x.ndim == 4 else x.reshape(*x.shape[:2], attributes[heads], -1).swapaxes(1, 2)
+
+    query, key, value = (
+        in_heads(inputs[x], y) for x, y in (("Q", "q_num_heads"), ("K", "kv_num_heads"), ("V", "kv_num_heads"))
+    )
+    past = 0
+    if "past_key" in inputs:
+        past = inputs["past_key"].shape[-2]
+        key, value = (np.concatenate([inputs[f"past_{x}"], y], -2) for x, y in (("key", key), ("value", value)))
+    output, n, m = in_heads(outputs["Y"], "q_num_heads"), query.shape[-2], key.shape[-2]
+    scale, softcap = (attributes.get(x) or None for x in ("scale", "softcap"))
+    left, right = (None if x < 0 else x for x in (attributes.get(side, -1) for side in sides))
+    causal, window = bool(attributes.get("is_causal")), (left, right)
+    mask = bias = None
+    if (attn_mask := inputs.get("attn_mask")) is not None:
+        missing = [(0, 0)] * (attn_mask.ndim - 1) + [(0, m - attn_mask.shape[-1])]
+        attn_mask = np.pad(attn_mask, missing, constant_values=False if attn_mask.dtype == bool else -np.inf)
+        attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)
+        if attn_mask.dtype != bool:
+            bias = attn_mask
+        elif attn_mask.shape[1] == 1:
+            mask = attn_mask[:, 0]
+        else:  # heads with masks of their own become elements of the batch
+            mask, group = attn_mask, query.shape[1] // key.shape[1]
+            key, value = (np.repeat(x, group, 1)[:, :, None] for x in (key, value))
+            query, output = query[:, :, None], output[:, :, None]
+            outputs = {name: x[:, :, None] for name, x in outputs.items() if name == "qk_matmul_output"}
+    if past:  # positions count from the first key that is cached
+        seen = reference.sliding_window_mask(past + n, m, window=(left, 0 if causal else right))[past:]
+        mask, causal, window = seen if mask is None else mask & seen, False, (None, None)
+    arguments = {"query": query, "key": key, "mask": mask, "causal": causal, "scale": scale, "window": window}
+    arguments |= {"softcap": softcap, "bias": bias, "key_lengths": inputs.get("nonpad_kv_seqlen")}
+    yield (output, None), "grouped_query_attention", {**arguments, "value": value}
+    for name, x in (("present_key", key), ("present_value", value)):
+        if name in outputs:
+            assert np.array_equal(outputs[name], x)
+    if "qk_matmul_output" in outputs:
+        product, mode = outputs["qk_matmul_output"], attributes.get("qk_matmul_output_mode", 0)
+        if mode == 3:
+            identity = np.broadcast_to(np.eye(m, dtype=value.dtype), (*value.shape[:-1], m))
+            yield (product, None), "grouped_query_attention", {**arguments, "value": identity}
+        else:
+            allowed = reference.sliding_window_mask(n, m, window=(None, 0)) if causal else mask
+            if allowed is not None:
+                bias = np.where(np.expand_dims(allowed, -3), 0 if bias is None else bias, -np.inf).astype(query.dtype)
+
+            def scores(query: Any, key: Any, bias: Any = None) -> Any:
+                products = scaled(query @ np.swapaxes(key, -1, -2), query.shape[-1], scale)
+                products = capped(products, softcap) if mode else products
+                return products if bias is None else products + bias
+
+            key = np.repeat(key, query.shape[-3] // key.shape[-3], -3)
+            yield product, scores, {"query": query, "key": key} | ({"bias": bias} if mode == 2 else {})
+
+
+RECORDS: Mapping[str, tuple[Any, str]] = {
+    "RNN": (RNNParameters, "h"), "GRU": (GRUParameters, "zrh"), "LSTM": (LSTMParameters, "iofc")
+}  # fmt: skip
+"""Records of parameters, and ONNX's order of gates."""
+
+
+def recurrent(operator: str, attributes: Named, inputs: Named, outputs: Named) -> Iterator[Comparison]:
+    """Yield the comparisons of a network, for each direction; the recurrent bias is the weight of an input of ones."""
+    assert set(attributes) <= {"hidden_size", "direction", "layout"}
+    assert set(inputs) <= {"X", "W", "R", "B"}
+    record, gates = RECORDS[operator]
+    batch_first, h = attributes.get("layout", 0), attributes["hidden_size"]
+    x = inputs["X"] if batch_first else inputs["X"].swapaxes(0, 1)
+    x = np.concatenate([x, np.ones_like(x[..., :1])], -1)
+    directions = {b"reverse": [-1], b"bidirectional": [1, -1]}.get(attributes.get("direction", b"forward"), [1])
+    for i, step in enumerate(directions):
+        w_x, w_h = (inputs[name][i].reshape(len(gates), h, -1) for name in "WR")
+        biases = inputs["B"][i].reshape(2, len(gates), h) if "B" in inputs else np.zeros((2, len(gates), h), x.dtype)
+        weights = {"w_x": np.concatenate([w_x, biases[1][..., None]], -1).swapaxes(1, 2), "w_h": w_h.swapaxes(1, 2)}
+        weights["b_"] = biases[0]
+        parameters = record(
+            **{p + g: w for p, of_gates in weights.items() for g, w in zip(gates, of_gates, strict=True)}
+        )
+        state = np.zeros((len(x), h), x.dtype)
+        start = (state, state) if operator == "LSTM" else state
+        arguments = {"x": x[:, ::step], "state": start, "parameters": parameters}
+        ends = [outputs.get(n) for n in ("Y_h", *(["Y_c"] if operator == "LSTM" else []))]
+        final = tuple(None if y is None else y[:, i] if batch_first else y[i] for y in ends)
+        states = None
+        if "Y" in outputs:
+            states = (outputs["Y"][:, :, i] if batch_first else outputs["Y"][:, i].swapaxes(0, 1))[:, ::step]
+        yield (states, final), operator.lower(), arguments
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - set(LACKING)))
+def test_expected_outputs_are_within_budgets(name: str) -> None:
+    operator, *case = read(CASES[name])
+    comparisons = attention(*case) if operator == "Attention" else recurrent(operator, *case)
+    with choosing(length_alignment="at-length"):
+        for result, formula, arguments in comparisons:
+            dtype = next(iter(arguments.values())).dtype.name
+            precision = f"eager-{dtype}" if dtype in SIXTEEN_BITS else None
+            assert_within_budgets(result, formula, precision=precision, **arguments)
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_these_cases_have_no_operation(name: str) -> None:
+    assert LACKING[name] in read(CASES[name])[2]
