@@ -1,7 +1,10 @@
 """Rule of FlashInfer-Bench for a decoding step of Llama 3.1 8B."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from attnspec.conformance import judge, tolerance
 from attnspec.conformance.harness.verdict import Verdict
@@ -44,6 +47,35 @@ def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
     query = torch.unflatten(call.query.squeeze(2), 1, (call.key.shape[1], -1))
     expected, allowed = tolerance("scaled_dot_product_attention", query, call.key, call.value, precision=precision)
     return bool(((output.view_as(expected) - expected).abs() <= allowed).all())
+
+
+def judged_runnable(runnable: Any) -> Any:
+    """Wrap a solution of paged decoding so that wrong outputs become NaN, which the evaluators reject."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, pages: Tensor, scale: float, *outputs: Tensor) -> Any:
+        query, key_pages, value_pages = q[:, :, None].clone(), k.transpose(1, 2).clone(), v.transpose(1, 2).clone()
+        lengths = starts.diff()
+        table = pad_sequence(pages.split(lengths.tolist()), batch_first=True)
+        results = runnable(q, k, v, starts, pages, scale, *outputs)
+        output = (outputs or results)[0]
+        cache = (key_pages, value_pages, table, lengths)
+        verdict = judge("paged_attention", (output[:, :, None], None), query, *cache, scale=scale)
+        if not verdict:
+            print(verdict)
+            output.fill_(torch.nan)
+        return results
+
+    run.metadata = runnable.metadata  # type: ignore[attr-defined]
+    return run
+
+
+class Judged:
+    """Mixin for an evaluator: ``class JudgedEvaluator(Judged, DefaultEvaluator)``."""
+
+    @classmethod
+    def check_correctness(cls, *, sol_runnable: Any, **others: Any) -> Any:
+        """Check the correctness of the wrapped solution."""
+        return super().check_correctness(sol_runnable=judged_runnable(sol_runnable), **others)  # type: ignore[misc]
 
 
 HARNESS = Harness(

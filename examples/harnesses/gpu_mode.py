@@ -1,5 +1,7 @@
 """Rule of GPU MODE's reference kernels for a decoding step of latent attention."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -51,6 +53,34 @@ def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
     query, key, value = call.query.squeeze(2), call.key.squeeze(1), call.value.squeeze(1)
     expected, allowed = tolerance("scaled_dot_product_attention", query, key, value, precision=precision)
     return bool(((output.squeeze(2) - expected).abs() <= allowed).all())
+
+
+def check_implementation(data: Any, output: Tensor) -> tuple[bool, str]:
+    """Function of this name in the problem's ``reference.py``: a verdict, and its text."""
+    query, caches, _, _, config = data
+    batch, values = config["batch_size"], config["v_head_dim"]
+    query, output = (x.view(batch, -1, *x.shape[1:]).transpose(1, 2) for x in (query, output))
+    key = caches["bf16"].view(batch, -1, *caches["bf16"].shape[1:]).transpose(1, 2)
+    verdict = judged(output, Call(query, key, key[..., :values]))
+    return bool(verdict), str(verdict)
+
+
+def generate_test_case(*, seed: int, **sizes: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, float, float]]:
+    """Inputs and expected output for pygpubench, which takes one absolute tolerance for all numbers.
+
+    Each seed checks the numbers whose tolerance is in one interval [2ᵏ, 2ᵏ⁺¹); the others are NaN, which pygpubench
+    takes for any number. Its device is that of the default, which must be a GPU.
+    """
+    torch.manual_seed(seed)
+    query, key = torch.randn(sizes["heads"], sizes["features"]), torch.randn(sizes["keys"], sizes["features"])
+    arguments = [x.bfloat16() for x in (query, key, key)]
+    exact, allowed = tolerance("scaled_dot_product_attention", *arguments)
+    expected = exact.bfloat16()
+    allowed = allowed + (expected - exact).abs()  # pygpubench compares with the rounded output
+    intervals = allowed.log2().floor()
+    checked = intervals == (every := intervals.unique())[seed % len(every)]
+    expected = expected.masked_fill(~checked, torch.nan)
+    return (torch.empty_like(expected), *arguments), (expected, 0.0, float(allowed[checked].max()))
 
 
 HARNESS = Harness(

@@ -52,6 +52,12 @@ def attention(
     )
 
 
+def accept(verdict: Verdict) -> None:
+    """Raise AssertionError with the verdict if it convicts."""
+    if not verdict:
+        raise AssertionError(str(verdict))
+
+
 @dataclass(frozen=True)
 class Source:
     """Repository, commit and files from which a rule was transcribed."""

@@ -6,7 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnspec.conformance import judge, tolerance
 from attnspec.conformance.harness.verdict import Verdict
-from examples.harnesses.harness import Call, Harness, Source
+from examples.harnesses.harness import Call, Harness, Source, accept
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """Absolute and relative tolerance of every number, by dtype."""
@@ -40,6 +40,21 @@ def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
     arguments = (call.query, call.key, call.value)
     expected, allowed = tolerance("scaled_dot_product_attention", *arguments, causal=call.causal, precision=precision)
     return bool(((output - expected).abs() <= allowed).all())
+
+
+class Judged(torch.nn.Module):
+    """A ``ModelNew`` that raises the verdict on a wrong output, which `run_and_check_correctness` reports."""
+
+    def __init__(self, model_new: torch.nn.Module) -> None:
+        super().__init__()
+        self.model_new = model_new
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Judge by copies of the inputs, since a kernel may write to them."""
+        call = Call(query.clone(), key.clone(), value.clone())
+        output: Tensor = self.model_new(query, key, value)
+        accept(judged(output, call))
+        return output
 
 
 HARNESS = Harness(

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from attnspec.conformance.harness.verdict import Verdict
-from examples.harnesses import flash_attention, flashinfer_bench, gpu_mode, hugging_face, kernelbench, torchtitan
+from examples.harnesses import (
+    backendbench,
+    flash_attention,
+    flashinfer_bench,
+    gpu_mode,
+    hugging_face,
+    kernelbench,
+    sglang,
+    torchtitan,
+)
 from examples.harnesses.harness import Call, Harness
 from examples.harnesses.honest import HONEST, NotOffered
 from examples.harnesses.wrong import WRONG
@@ -24,6 +33,8 @@ class HarnessName(StrEnum):
     HUGGING_FACE = "hugging-face"
     FLASH_ATTENTION = "flash-attention"
     TORCHTITAN = "torchtitan"
+    SGLANG = "sglang"
+    BACKENDBENCH = "backendbench"
 
 
 HARNESSES = {
@@ -33,6 +44,8 @@ HARNESSES = {
     HarnessName.HUGGING_FACE: hugging_face.HARNESS,
     HarnessName.FLASH_ATTENTION: flash_attention.HARNESS,
     HarnessName.TORCHTITAN: torchtitan.HARNESS,
+    HarnessName.SGLANG: sglang.HARNESS,
+    HarnessName.BACKENDBENCH: backendbench.HARNESS,
 }
 
 HEAD = """# What the rules accept

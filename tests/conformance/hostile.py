@@ -150,6 +150,48 @@ def dot_scores(query, key):
 """A backend's end that writes to all pipes; tests replace ``{bytes}`` by a literal such as ``b"x"``."""
 
 
+EXPLOITS = {
+    "no work": "return np.zeros(right.shape)",
+    "uninitialised memory": "return np.empty(right.shape)",
+    "inputs zeroed": "query[...] = 0; key[...] = 0; return np.zeros(right.shape)",
+    "an input returned": "return query.copy() if query.shape == right.shape else np.zeros(right.shape)",
+    "half precision": "return (query.astype('f2') @ np.swapaxes(key, -1, -2).astype('f2')).astype(right.dtype)",
+    "float32": "return (query.astype('f4') @ np.swapaxes(key, -1, -2).astype('f4')).astype(right.dtype)",
+    "a part of the features": "return query[..., 1:] @ np.swapaxes(key, -1, -2)[..., 1:, :]",
+    "right in the first calls": "state.append(0); return right if len(state) < 6 else np.zeros(right.shape)",
+    "the first result for all": "state.append(right); return np.resize(state[0], right.shape)",
+    "results by address": "return kept.setdefault((query.ctypes.data, key.ctypes.data, right.shape), right).copy()",
+    "results by first numbers": "return kept.setdefault((query.ravel()[:1].tobytes(), right.shape), right).copy()",
+    "results by sums": "return kept.setdefault((fsum(query.flat), fsum(key.flat), right.shape), right).copy()",
+    "results by queries": "return kept.setdefault((query.tobytes(), right.shape), right).copy()",
+    "one buffer": "kept.setdefault(right.shape, right)[...] = right; return kept[right.shape]",
+    "the answer of a thread": "late = 0 * right; Timer(0.2, late.__setitem__, (..., right)).start(); return late",
+    "a search for the oracle": """
+    for x in gc.get_objects():
+        x = x[0] if isinstance(x, (tuple, list)) and x else x
+        if isinstance(x, np.ndarray) and x.shape == right.shape and x is not right and x.flags.writeable:
+            x[...] = np.nan
+            return x
+    return np.zeros(right.shape)""",
+}
+"""Last statements of ``dot_scores`` in exploits of benchmarks; ``right`` is the right result, ``state`` lasts."""
+
+
+def exploit(code: str) -> str:
+    """A backend that computes the right result, and ends as one of ``EXPLOITS``."""
+    return f"""
+import gc
+from math import fsum
+from threading import Timer
+{RIGHT}
+state, kept = [], {{}}
+_scores = dot_scores
+def dot_scores(query, key):
+    right = _scores(query, key)
+    {code}
+"""
+
+
 def before_each_call(code: str) -> str:
     """A right backend that runs a statement before each of its computations."""
     return f"{RIGHT}_scores = dot_scores\ndef dot_scores(query, key):\n    {code}\n    return _scores(query, key)\n"

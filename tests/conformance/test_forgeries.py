@@ -127,6 +127,42 @@ def test_a_sitecustomize_that_an_import_writes_is_named(tmp_path: Path) -> None:
     assert f"the judge's own files changed while it ran, so no verdict can be trusted: {file}" in done.stderr
 
 
+FORGING_AND_EXITING = """
+import os, stat
+passed = b'{"r": ["passed", 0.0]}'
+for number in range(3, 256):
+    try:
+        if stat.S_ISFIFO(os.fstat(number).st_mode) or stat.S_ISSOCK(os.fstat(number).st_mode):
+            os.write(number, len(passed).to_bytes(8, "little") + bytes(8) + passed)
+    except OSError:
+        pass
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_answers_forged_before_an_exit_at_import_give_no_verdict(tmp_path: Path, mode: str) -> None:
+    done, report = check(tmp_path, FORGING_AND_EXITING + hostile.WRONG, mode)
+    assert (done.returncode, report["verdict"]) == (2, "unusable"), done.stdout + done.stderr
+
+
+SHADOWING = """
+import pathlib
+for folder in (".", pathlib.Path(__file__).parent):
+    for name in ("numpy", "torch", "hypothesis"):
+        try:
+            pathlib.Path(folder, name + ".py").write_text("raise SystemExit(0)")
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_modules_written_beside_a_backend_replace_none_of_the_judge(tmp_path: Path, mode: str) -> None:
+    done, report = check(tmp_path, hostile.WRONG + SHADOWING, mode)
+    assert (done.returncode, report["verdict"]) in {(1, "violates"), (2, "unusable")}, done.stdout + done.stderr
+
+
 def appending(file: Path, line: str) -> str:
     """Code that appends a line to a file, and notes the reason if it cannot."""
     return f"""

@@ -76,6 +76,14 @@ def test_wrong_numbers_are_wrong_whatever_the_backend_does_to_its_process(tmp_pa
     assert (result.status, result.reason) == (Status.FAILED, "value")
 
 
+@pytest.mark.parametrize("code", hostile.EXPLOITS.values(), ids=hostile.EXPLOITS)
+def test_exploits_of_benchmarks_are_convicted_by_their_numbers(tmp_path: Path, code: str) -> None:
+    laws = ("operation.oracle", "operation.no-mutation", "operation.independent-of-other-calls")
+    results = results_of(tmp_path, hostile.exploit(code), *laws).values()
+    assert {r.reason for r in results if r.status is Status.FAILED} <= {"value", "mutated-input"}
+    assert Status.FAILED in {r.status for r in results}
+
+
 def test_a_backend_that_breaks_its_answering_process_is_convicted(tmp_path: Path) -> None:
     results = results_of(tmp_path, hostile.REPLACING_FUNCTIONS)
     assert {r.status for r in results.values()} == {Status.FAILED}

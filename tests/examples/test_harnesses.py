@@ -3,7 +3,10 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +15,17 @@ from typer.testing import CliRunner
 
 from attnspec.conformance import judge
 from examples.cli import app
-from examples.harnesses import flash_attention, flashinfer_bench, gpu_mode, hugging_face, kernelbench, table, torchtitan
+from examples.harnesses import (
+    backendbench,
+    flash_attention,
+    flashinfer_bench,
+    gpu_mode,
+    hugging_face,
+    kernelbench,
+    sglang,
+    table,
+    torchtitan,
+)
 from examples.harnesses.harness import Call, Harness, attention
 from examples.harnesses.honest import HONEST, Honest, NotOffered
 from examples.harnesses.table import HARNESSES, HarnessName, judge_setting
@@ -28,6 +41,8 @@ SMALL: dict[HarnessName, Callable[[], Call]] = {
     HarnessName.HUGGING_FACE: lambda: hugging_face.inputs(1, 32, 2, 16, causal=True),
     HarnessName.TORCHTITAN: lambda: torchtitan.inputs(torch.bfloat16, 16, 4, 2, 16),
     HarnessName.FLASH_ATTENTION: lambda: flash_attention.inputs(torch.bfloat16, 31, 32, 1, 2, 16, causal=True),
+    HarnessName.SGLANG: lambda: sglang.inputs(4, 4, 2, 1, 8, 32),
+    HarnessName.BACKENDBENCH: backendbench.inputs,
 }
 
 
@@ -59,6 +74,7 @@ def test_a_rule_accepts_what_is_right_and_nothing_that_is_not_a_number(name: Har
         (kernelbench.accepts, torch.ones(10, dtype=torch.float16), 1.5e-2),
         (kernelbench.accepts, torch.ones(10, dtype=torch.bfloat16), 1.5e-2),
         (hugging_face.accepts, torch.ones(10), 1e-2),
+        (backendbench.accepts, torch.ones(10), 2e-2),
         (flashinfer_bench.accepts, torch.full((10,), 0.1), 1e-2),
         (flashinfer_bench.accepts, torch.full((10,), 10.0), 0.1),
         (flash_attention.accepts, (torch.zeros(10), 0.2), 0.2),
@@ -96,6 +112,7 @@ ACCEPTED: dict[HarnessName, tuple[str, Callable[[], Call]]] = {
     HarnessName.GPU_MODE: ("the first half of the keys", lambda: gpu_mode.inputs(1, 1024)),
     HarnessName.HUGGING_FACE: ("a padding key is attended to", lambda: hugging_face.inputs(1, 128, 8, 64)),
     HarnessName.TORCHTITAN: ("a scale 1 % too large", lambda: torchtitan.inputs(torch.bfloat16)),
+    HarnessName.SGLANG: ("a scale 5 % too large", lambda: sglang.inputs(16, 0)),
 }
 """A wrong attention that a harness accepts, and the inputs."""
 
@@ -111,6 +128,179 @@ def test_tolerance_rejects_an_attention_that_the_rule_accepts(name: HarnessName)
     assert harness.within(honest, of, None)
     assert harness.accepts(wrong, reference)
     assert not harness.within(wrong, of, None)
+
+
+# Adapters ------------------------------------------------------------------------------------------------------------
+
+Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def honest(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return attention(query, key, value).to(query.dtype)
+
+
+def without_last_key(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return honest(query, key[..., :-1, :], value[..., :-1, :])
+
+
+def zeroing(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Zero all inputs, of which zeros are the right attention."""
+    output = torch.zeros_like(honest(query, key, value))
+    for x in (query, key, value):
+        x.zero_()
+    return output
+
+
+def mean(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return honest(torch.zeros_like(query), key, value)
+
+
+def raises_nothing(run: Callable[[], object]) -> bool:
+    """Return whether a run raises no verdict."""
+    try:
+        run()
+    except AssertionError as error:
+        if " is wrong: " not in str(error):
+            raise
+        return False
+    return True
+
+
+def run_kernelbench(kernel: Kernel) -> bool:
+    class ModelNew(torch.nn.Module):
+        forward = staticmethod(kernel)
+
+    of = kernelbench.inputs(torch.float16, 1, 2, 64, 128)
+    return raises_nothing(lambda: kernelbench.Judged(ModelNew())(of.query, of.key, of.value))
+
+
+def run_flashinfer_bench(kernel: Kernel, *, in_place: bool) -> bool:
+    """Call an evaluator with three sequences in pages of one key, in a style of passing the outputs."""
+
+    class DefaultEvaluator:
+        @classmethod
+        def check_correctness(cls, *, sol_runnable: Any, inputs: list[Any]) -> bool:
+            outputs = [torch.empty_like(inputs[0])] if sol_runnable.metadata.destination_passing_style else []
+            returned = sol_runnable(*inputs, *outputs)
+            return bool((outputs or returned)[0].isfinite().all())
+
+    class JudgedEvaluator(flashinfer_bench.Judged, DefaultEvaluator):
+        pass
+
+    def solution(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, pages: Tensor, _: float, *outputs: Tensor) -> Any:
+        parts = zip(q, pages.split(starts.diff().tolist()), strict=True)
+        rows = [
+            kernel(x[None, :, None], *(y[used, 0].mT.mT.transpose(0, 1)[None] for y in (k, v))) for x, used in parts
+        ]
+        output = torch.cat(rows).squeeze(2)
+        return outputs[0].copy_(output) if in_place else (output,)
+
+    solution.metadata = SimpleNamespace(destination_passing_style=in_place)  # type: ignore[attr-defined]
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(n, *shape).bfloat16() for n, shape in ((3, (4, 16)), *[(50, (1, 2, 16))] * 2))
+    cache = (key, value, torch.tensor([0, 5, 12, 40]), torch.randperm(50)[:40], 0.25)
+    return JudgedEvaluator.check_correctness(sol_runnable=solution, inputs=[query, *cache])
+
+
+def run_gpu_mode(kernel: Kernel) -> bool:
+    of = gpu_mode.inputs(2, 64)
+    caches, config = {"bf16": of.key.squeeze(1).flatten(0, 1)[:, None]}, {"batch_size": 2, "v_head_dim": 512}
+    output = kernel(of.query.clone(), of.key.clone(), of.value.clone())
+    accepted, message = gpu_mode.check_implementation(
+        (of.query.squeeze(2), caches, None, None, config), output[:, :, 0]
+    )
+    assert accepted or " is wrong: " in message
+    return accepted
+
+
+def run_pygpubench(kernel: Kernel) -> bool:
+    """Accept each seed by its rule: NaN is any number, others differ by at most a tolerance."""
+    for seed in range(8):
+        (_, *arguments), (expected, rtol, atol) = gpu_mode.generate_test_case(seed=seed, heads=8, keys=64, features=16)
+        assert rtol == 0
+        output = kernel(*(x[None, None] for x in arguments))[0, 0]
+        if not ((output.float() - expected.float()).abs() <= atol)[expected.isfinite()].all():
+            return False
+    return True
+
+
+def run_hugging_face(kernel: Kernel) -> bool:
+    class FlashAttentionBenchmark:
+        seed = 42
+        out: Tensor
+        verify_small = hugging_face.verify_small
+
+        def setup_small(self) -> None:
+            self.q, self.k, self.v = (torch.randn(2, 16, 4, 8).half() for _ in range(3))
+
+    benchmark = FlashAttentionBenchmark()
+    torch.manual_seed(benchmark.seed)
+    benchmark.setup_small()
+    benchmark.out = kernel(*(x.transpose(1, 2) for x in (benchmark.q, benchmark.k, benchmark.v))).transpose(1, 2)
+    return raises_nothing(benchmark.verify_small)
+
+
+def run_backendbench(kernel: Kernel) -> bool:
+    of = backendbench.inputs()
+    operator = backendbench.judged_operator(lambda query, key, value, attn_mask: kernel(query, key, value))
+    return raises_nothing(lambda: operator(of.query, of.key, of.value))
+
+
+def run_sglang(kernel: Kernel) -> bool:
+    """Decode two requests of different lengths, with 4 heads of queries and 2 of keys."""
+    torch.manual_seed(0)
+    projections = [sglang.weights(16 * heads, 64) for heads in (4, 2, 2)]
+    prefixes, states = [torch.randn(n, 64).half() for n in (2, 4)], torch.randn(2, 64).half()
+
+    def heads_of(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w.mT).unflatten(-1, (-1, 16)).transpose(0, 1)[None]
+
+    class RadixAttention(torch.nn.Module):
+        head_dim = 16
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: None) -> Tensor:
+            called = [torch.cat((prefix, x[None])) for prefix, x in zip(prefixes, states, strict=True)]
+            rows = [
+                kernel(heads_of(x[-1:], projections[0]), *(heads_of(x, w) for w in projections[1:])) for x in called
+            ]
+            return torch.cat(rows, 2)[0].transpose(0, 1).flatten(1)
+
+    module = SimpleNamespace(attn=RadixAttention(), project_qkv=lambda x: [x @ w.mT for w in projections])
+    case = SimpleNamespace(input_lens=(1, 1))
+    fixture = SimpleNamespace(case=case, prefix_hidden=prefixes, actual_module=module, reference_module=module)
+    sglang.judge_requests(fixture)
+    return raises_nothing(lambda: module.attn(*module.project_qkv(states), None))
+
+
+ADAPTERS: dict[str, Callable[[Kernel], bool]] = {
+    "KernelBench": run_kernelbench,
+    "FlashInfer-Bench, value returned": partial(run_flashinfer_bench, in_place=False),
+    "FlashInfer-Bench, destination passed": partial(run_flashinfer_bench, in_place=True),
+    "GPU MODE": run_gpu_mode,
+    "pygpubench": run_pygpubench,
+    "Hugging Face": run_hugging_face,
+    "BackendBench": run_backendbench,
+    "sglang": run_sglang,
+}
+
+
+@pytest.mark.parametrize("run", ADAPTERS.values(), ids=ADAPTERS)
+def test_an_adapter_accepts_honest_kernels_and_rejects_cheats(run: Callable[[Kernel], bool]) -> None:
+    assert run(honest)
+    for cheat in (without_last_key, zeroing, mean):
+        assert not run(cheat)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"is_causal": True}, {"attn_mask": torch.rand(3, 6) < 0.5}, {"attn_mask": torch.rand(3, 6).bfloat16()}],
+    ids=["causal", "mask", "bias"],
+)
+def test_options_of_an_operator_are_judged(options: dict[str, Any]) -> None:
+    of, sdpa = backendbench.inputs(), torch.ops.aten.scaled_dot_product_attention.default
+    backendbench.judged_operator(sdpa)(of.query, of.key, of.value, **options)
+    forgets = backendbench.judged_operator(lambda query, key, value, attn_mask, **_: sdpa(query, key, value))
+    assert not raises_nothing(lambda: forgets(of.query, of.key, of.value, **options))
 
 
 # Attentions -----------------------------------------------------------------------------------------------------------

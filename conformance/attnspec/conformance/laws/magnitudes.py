@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample, wide
@@ -67,6 +68,16 @@ def subnormal_rows(subject: Subject, arguments: Arguments, rng: np.random.Genera
     """Subnormal queries and keys with normal values, so that the result is normal."""
     values = {p: arguments.array(p) for p in _value_paths(subject)}
     return subnormal(subject, arguments, rng).replaced(values)
+
+
+def zero_queries(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+    """Queries of 0, which weigh all keys alike; where the backend takes masks, the first half of the keys."""
+    queries = {leaf.path for leaf in subject.operation.queries}
+    changes = {leaf.path: np.zeros_like(x) for leaf, x in arguments.floats if leaf.path in queries}
+    for keys, leaf in subject.operation.masks.items() if subject.limits.mask else ():
+        attended = np.arange(arguments.size(keys)) < max(1, arguments.size(keys) // 2)
+        changes[leaf.path] = np.broadcast_to(attended, mask_shape(arguments, keys)).copy()
+    return arguments.replaced(changes)
 
 
 def opposed(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
@@ -161,6 +172,7 @@ KINDS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Argument
     "of values above 10¹⁰": huge_values,
     "of subnormal numbers": subnormal,
     "of subnormal queries and keys": subnormal_rows,
+    "of queries of 0": zero_queries,
     "of queries and keys that point away from each other": opposed,
     "of a feature that outweighs the others": outlier,
     "of a key along every query and one against all queries": preferred_key,

@@ -5,12 +5,16 @@ Each function is one step of ``Formulas``, the correct formulas, with a defect; 
 is x without its record of gradients, so that no gradient flows through it.
 """
 
+from typing import Any
+
 import numpy as np
 
-from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import Arguments, at, changed, query
 from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
+from attnspec.spec.contract.operation import Operation
 from attnspec.spec.pooling import NadarayaWatson
 
 
@@ -24,6 +28,23 @@ from attnspec.spec.pooling import NadarayaWatson
 def maximum_at_least_zero(correct: Formulas, scores: Numbers) -> Numbers:
     """The subtracted maximum is at least 0: in rows of scores far below, weights are 0."""
     return np.maximum(Formulas.shift(correct, value_of(scores)), value_of(scores).dtype.type(0))
+
+
+@mutant(
+    "mask forgotten if queries are 0",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("attention.extreme-magnitudes",),
+    source="work that is skipped where all scores are known to be equal",
+)
+class MaskForgottenForZeros(Library):
+    """If all queries are 0, the mask is ignored."""
+
+    def prepare(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
+        """Drop the mask."""
+        prepared = super().prepare(operation, arguments)
+        if operation.mask is None or np.any(at(prepared, query(operation))):
+            return prepared
+        return changed(prepared, {operation.mask.path: None})
 
 
 @mutant(
