@@ -55,7 +55,7 @@ def judged_runnable(runnable: Any) -> Any:
     def run(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, pages: Tensor, scale: float, *outputs: Tensor) -> Any:
         query, key_pages, value_pages = q[:, :, None].clone(), k.transpose(1, 2).clone(), v.transpose(1, 2).clone()
         lengths = starts.diff()
-        table = pad_sequence(pages.split(lengths.tolist()), batch_first=True)
+        table = pad_sequence([*torch.split(pages, lengths.tolist())], batch_first=True)
         results = runnable(q, k, v, starts, pages, scale, *outputs)
         output = (outputs or results)[0]
         cache = (key_pages, value_pages, table, lengths)

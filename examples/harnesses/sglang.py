@@ -24,7 +24,7 @@ def inputs(rows: int, prefix: int, heads: int = 4, heads_k: int = 4, features: i
     torch.manual_seed(2026)
     states = torch.randn(1, prefix + rows, hidden).half()
     query, key, value = (
-        linear(states, weights(h * features, hidden)).unflatten(-1, (h, features)).transpose(1, 2)
+        torch.unflatten(linear(states, weights(h * features, hidden)), -1, (h, features)).transpose(1, 2)
         for h in (heads, heads_k, heads_k)
     )
     return Call(query[:, :, prefix:], key, value, causal=True)
@@ -78,8 +78,8 @@ def judge_requests(fixture: Any) -> Any:
         for prefix, query, key, value, rows in zip(fixture.prefix_hidden, *parts, strict=True):
             _, *cached = fixture.reference_module.project_qkv(prefix)
             key, value = (torch.cat((x.view(-1, *y.shape[1:]), y)) for x, y in zip(cached, (key, value), strict=True))
-            call = Call(*(x.transpose(0, 1)[None] for x in (query, key, value)), causal=True)
-            accept(judged(rows.transpose(0, 1)[None], call))
+            query, key, value, rows = (x.transpose(0, 1)[None] for x in (query, key, value, rows))
+            accept(judged(rows, Call(query, key, value, causal=True)))
 
     return fixture.actual_module.attn.register_forward_hook(judge_each)
 

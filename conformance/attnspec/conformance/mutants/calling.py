@@ -318,7 +318,7 @@ class CachedByShape(Library):
     source="a checksum of the inputs as the key of a cache",
 )
 class CachedBySums(Library):
-    """A call whose arrays have the shapes and sums of an earlier call returns a copy of its result."""
+    """Arrays with the shapes and sums of an earlier call get its result."""
 
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
         """Look up the result by the shapes and exact sums of the arguments."""
