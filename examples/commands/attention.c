@@ -15,7 +15,7 @@ typedef struct {
     void *numbers; /* NULL: the argument was not given */
 } Array;
 
-/* The array that the request describes under a name; its bytes come next on the standard input. */
+/* The array that the request describes under a name. Arrays must be read in the order of the request. */
 static Array read_array(const char *request, const char *name, size_t width) {
     Array x = {0, {0}, 1, NULL};
     char key[64];
@@ -44,7 +44,7 @@ static void attend(const float *query, const float *key, const float *value, con
             for (long c = 0; c < d; c++) weights[j] += query[i * d + c] * key[j * d + c];
             weights[j] /= sqrtf(d);
             if ((allowed && !allowed[i * m + j]) || (causal && j > i)) weights[j] = -INFINITY;
-            if (!(weights[j] <= largest)) largest = weights[j]; /* NaN, too */
+            if (!(weights[j] <= largest)) largest = weights[j]; /* also true for NaN */
         }
         for (long c = 0; c < e; c++) output[i * e + c] = 0;
         for (long j = 0; j < m; j++) {

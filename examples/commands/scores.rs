@@ -26,12 +26,12 @@ impl Matrix {
         Ok(Matrix { shape: [sizes[0], sizes[1]], numbers })
     }
 
-    /// Adds the product of two numbers for every row i of the result, column j, and term k.
-    fn product(rows: usize, columns: usize, terms: usize, factors: impl Fn(usize, usize, usize) -> f64) -> Matrix {
+    /// The sums of term(i, j, k) over k, for every row i and column j.
+    fn sums(rows: usize, columns: usize, terms: usize, term: impl Fn(usize, usize, usize) -> f64) -> Matrix {
         let mut result = Matrix::zeros(rows, columns);
         for i in 0..rows {
             for j in 0..columns {
-                result.numbers[i * columns + j] = (0..terms).map(|k| factors(i, j, k)).sum();
+                result.numbers[i * columns + j] = (0..terms).map(|k| term(i, j, k)).sum();
             }
         }
         result
@@ -58,7 +58,7 @@ fn main() -> io::Result<()> {
     let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
     writeln!(
         output,
-        "{{\"attnspec\":1,\"name\":\"rust\",\"operations\":[\"dot_scores\"],\"gradients\":true,\
+        "{{\"attnspec\":1,\"name\":\"rust\",\"operations\":[\"dot_scores\"],\"vjp\":true,\
          \"limits\":{{\"dtypes\":[\"float64\"],\"max_batch_dims\":0}},\
          \"semantics\":{{\"rejection\":\"unchecked\"}}}}"
     )?;
@@ -69,11 +69,11 @@ fn main() -> io::Result<()> {
         let ([n, d], [m, _]) = (q.shape, k.shape);
         if request.starts_with("{\"vjp\"") {
             let g = Matrix::read(&request, "result", &mut input)?;
-            let query = Matrix::product(n, d, m, |i, c, j| g.at(i, j) * k.at(j, c));
-            let key = Matrix::product(m, d, n, |j, c, i| g.at(i, j) * q.at(i, c));
+            let query = Matrix::sums(n, d, m, |i, c, j| g.at(i, j) * k.at(j, c));
+            let key = Matrix::sums(m, d, n, |j, c, i| g.at(i, j) * q.at(i, c));
             answer(&[("query", query), ("key", key)], &mut output)?;
         } else {
-            let scores = Matrix::product(n, m, d, |i, j, c| q.at(i, c) * k.at(j, c));
+            let scores = Matrix::sums(n, m, d, |i, j, c| q.at(i, c) * k.at(j, c));
             answer(&[("result", scores)], &mut output)?;
         }
         request.clear();

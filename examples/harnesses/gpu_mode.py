@@ -68,8 +68,8 @@ def check_implementation(data: Any, output: Tensor) -> tuple[bool, str]:
 def generate_test_case(*, seed: int, **sizes: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, float, float]]:
     """Inputs and expected output for pygpubench, which takes one absolute tolerance for all numbers.
 
-    Each seed checks the numbers whose tolerance is in one interval [2ᵏ, 2ᵏ⁺¹); the others are NaN, which pygpubench
-    takes for any number. Its device is that of the default, which must be a GPU.
+    Each seed checks the numbers whose tolerance is in one interval [2ᵏ, 2ᵏ⁺¹). The other expected numbers are NaN,
+    where pygpubench accepts anything. Arrays are on PyTorch's default device, which must be a GPU.
     """
     torch.manual_seed(seed)
     query, key = torch.randn(sizes["heads"], sizes["features"]), torch.randn(sizes["keys"], sizes["features"])
@@ -78,7 +78,8 @@ def generate_test_case(*, seed: int, **sizes: int) -> tuple[tuple[Tensor, ...], 
     expected = exact.bfloat16()
     allowed = allowed + (expected - exact).abs()  # pygpubench compares with the rounded output
     intervals = allowed.log2().floor()
-    checked = intervals == (every := intervals.unique())[seed % len(every)]
+    levels = intervals.unique()
+    checked = intervals == levels[seed % len(levels)]
     expected = expected.masked_fill(~checked, torch.nan)
     return (torch.empty_like(expected), *arguments), (expected, 0.0, float(allowed[checked].max()))
 

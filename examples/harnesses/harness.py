@@ -52,7 +52,7 @@ def attention(
     )
 
 
-def accept(verdict: Verdict) -> None:
+def raise_if_wrong(verdict: Verdict) -> None:
     """Raise AssertionError with the verdict if it convicts."""
     if not verdict:
         raise AssertionError(str(verdict))

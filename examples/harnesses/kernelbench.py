@@ -6,7 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnspec.conformance import judge, tolerance
 from attnspec.conformance.harness.verdict import Verdict
-from examples.harnesses.harness import Call, Harness, Source, accept
+from examples.harnesses.harness import Call, Harness, Source, raise_if_wrong
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """Absolute and relative tolerance of every number, by dtype."""
@@ -53,7 +53,7 @@ class Judged(torch.nn.Module):
         """Judge by copies of the inputs, since a kernel may write to them."""
         call = Call(query.clone(), key.clone(), value.clone())
         output: Tensor = self.model_new(query, key, value)
-        accept(judged(output, call))
+        raise_if_wrong(judged(output, call))
         return output
 
 

@@ -8,7 +8,7 @@ from torch.nn.functional import linear
 
 from attnspec.conformance import judge, tolerance
 from attnspec.conformance.harness.verdict import Verdict
-from examples.harnesses.harness import Call, Harness, Source, accept, attention
+from examples.harnesses.harness import Call, Harness, Source, attention, raise_if_wrong
 
 TOLERANCE = 3e-2
 BOTTOM_RIGHT = {"causal_alignment": "bottom-right"}
@@ -73,15 +73,21 @@ def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
 def judge_requests(fixture: Any) -> Any:
     """Make a kit's fixture raise the verdict on a request whose attention is wrong; return the hook's handle."""
 
+    attn, passed = fixture.actual_module.attn, []
+
+    def copy(attn: Any, arguments: Any) -> None:
+        passed[:] = [x.clone() for x in arguments[:3]]  # a kernel may write to them
+
     def judge_each(attn: Any, arguments: Any, output: Tensor) -> None:
-        parts = [x.view(len(x), -1, attn.head_dim).split(fixture.case.input_lens) for x in (*arguments[:3], output)]
+        parts = [x.view(len(x), -1, attn.head_dim).split(fixture.case.input_lens) for x in (*passed, output)]
         for prefix, query, key, value, rows in zip(fixture.prefix_hidden, *parts, strict=True):
             _, *cached = fixture.reference_module.project_qkv(prefix)
             key, value = (torch.cat((x.view(-1, *y.shape[1:]), y)) for x, y in zip(cached, (key, value), strict=True))
             query, key, value, rows = (x.transpose(0, 1)[None] for x in (query, key, value, rows))
-            accept(judged(rows, Call(query, key, value, causal=True)))
+            raise_if_wrong(judged(rows, Call(query, key, value, causal=True)))
 
-    return fixture.actual_module.attn.register_forward_hook(judge_each)
+    attn.register_forward_pre_hook(copy)
+    return attn.register_forward_hook(judge_each)
 
 
 HARNESS = Harness(

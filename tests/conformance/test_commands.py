@@ -103,6 +103,7 @@ def test_the_python_program_of_these_tests_conforms(tmp_path: Path) -> None:
         ('{"result": {"result"', '{"results": {"result"', "expected an answer such as"),
         ("print(json.dumps(error or", "print('debug', json.dumps(error or", "got b'debug"),
         ('"shape": scores.shape', '"shape": [-1]', "expected an answer such as"),
+        ('"shape": scores.shape', '"shape": [10**30]', "expected an answer such as"),
         ('"dtype": "float64", "shape": scores', '"dtype": "complex33", "shape": scores', "expected an answer such as"),
         ('{"result": {"result"', '{"result": {"scores"', "expected"),
         ("    scores = ", "    if q.shape[0] > 1: sys.exit(3)\n    scores = ", "ended the process with status 3"),
@@ -124,6 +125,7 @@ def test_a_program_that_breaks_the_protocol_is_convicted(old: str, new: str, mes
         ("{}", "expected a first line such as"),
         ('{"attnspec":2,"name":"mine","operations":["softmax"]}', "expected a first line such as"),
         ('{"attnspec":1,"name":"mine","operations":["sofmax"]}', "'attnspec list operations' prints; got 'sofmax'"),
+        ('{"attnspec":1,"name":"mine","operations":["softmax"],"limit":{}}', "got 'limit'"),
         ('{"attnspec":1,"name":"mine","operations":[]}', "expected operations such as"),
         ('{"attnspec":1,"name":"mine","operations":["softmax"],"limits":{"dtypes":["float31"]}}', "got 'float31'"),
         ('{"attnspec":1,"name":"mine","operations":["softmax"],"limits":3}', "limits"),
@@ -171,6 +173,37 @@ print({json.dumps(refusal)!r}, flush=True)
     backend.close()
 
 
-def test_an_unusable_command_names_it() -> None:
-    with pytest.raises(BackendError, match=r"^backend 'command:true': expected a first line such as"):
-        CommandBackend("true")
+@pytest.mark.parametrize("command", ["true", "", "'"])
+def test_an_unusable_command_is_named(command: str) -> None:
+    with pytest.raises(
+        BackendError, match=rf"^backend .*{command}.*: expected a (first line such as|command that starts)"
+    ):
+        CommandBackend(command)
+
+
+VJP = """
+import json, sys
+print(json.dumps({"attnspec": 1, "name": "mine", "operations": ["grouped_query_attention"], "vjp": True}), flush=True)
+request = json.loads(sys.stdin.buffer.readline())
+message = json.dumps([list(request["arguments"]), request["arguments"]["window"], list(request["cotangents"])])
+print(json.dumps({"error": "ValueError", "message": message}), flush=True)
+"""
+
+
+def test_gradients_have_arguments_in_the_order_of_a_call(tmp_path: Path) -> None:
+    written(VJP, tmp_path)
+    backend = CommandBackend(f"{sys.executable} {tmp_path / 'program.py'}")
+    x = np.zeros((1, 2, 3), np.float32)
+    arguments = {"mask": np.ones((2, 2), bool), "window": (None, None), "value": x, "query": x, "key": x}
+    with pytest.raises(ValueError, match="query") as raised:
+        backend.vjp("grouped_query_attention", arguments, (x, None))
+    names = list(OPERATIONS["grouped_query_attention"].call.names)
+    assert json.loads(str(raised.value)) == [names, [None, None], ["output", "log_sum_exp"]]
+    backend.close()
+
+
+def test_a_program_that_is_killed_is_convicted(tmp_path: Path) -> None:
+    killed = SCORES.replace("    scores = ", "    if q.shape[0] > 1: import os; os.kill(os.getpid(), 9)\n    scores = ")
+    done = attnspec("check", "--command", written(killed, tmp_path), "--law", "operation.oracle", folder=tmp_path)
+    assert done.returncode == 1
+    assert "ended the process by SIGKILL" in done.stdout, done.stdout

@@ -97,7 +97,7 @@ def test_the_command_has_every_option(option: Option) -> None:
 def test_the_command_has_no_other_settings() -> None:
     settings = {o.name.replace("-", "_") for o in OPTIONS}
     assert settings - COMMAND.keys() == {"shared_folder", "only", "declared"}
-    assert COMMAND.keys() - settings == {"backend", "workers", "json", "html", "junit"}
+    assert COMMAND.keys() - settings == {"backend", "command", "workers", "json", "html", "junit"}
     profile = next(p for p in COMMANDS.commands["mutants"].params if p.name == "profile")
     assert (profile.default, profile.help) == (COMMAND["profile"].default, COMMAND["profile"].help)
 

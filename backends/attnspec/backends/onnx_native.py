@@ -3,9 +3,9 @@
 Both run unmodified on the CPU. The adapter flattens batches, joins the weights of gates, and evaluates a model of one
 operator. A mask beside a bias becomes −∞ in the bias; a negative scale, which ONNX lacks, negates the query. Empty
 results and sequences without steps are not evaluated. Not available: gradients, slopes, sinks, logarithms of sums.
-Windows need opset 25, which ONNX Runtime evaluates by other operators; its kernel ends at 24. It has no float64
-networks and no bfloat16; in float16 it scales queries and keys before their product. The reference evaluator's float16
-products are NumPy's, for which there is no precision class. docs/adapters.md lists the violations.
+Windows need opset 25. ONNX Runtime has a kernel of Attention up to opset 24, and decomposes later ones. It has no
+float64 networks and no bfloat16; in float16 it scales queries and keys before their product. The reference evaluator's
+float16 products are NumPy's, for which there is no precision class. docs/adapters.md lists the violations.
 """
 
 from collections.abc import Callable

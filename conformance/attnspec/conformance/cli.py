@@ -153,7 +153,10 @@ def check(
     backend: Annotated[
         str | None, typer.Argument(help="a registered name, package.module[:attribute], or path/to/file.py[:attribute]")
     ] = None,
-    command: Annotated[str | None, typer.Option(help="in place of a backend: a program in any language")] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(help="in place of BACKEND: the command of a program in any language"),
+    ] = None,
     profile: Annotated[str, typer.Option(help=HELP["profile"])] = Settings.profile,
     operation: Annotated[list[str] | None, typer.Option(help=HELP["operations"])] = None,
     law: Annotated[list[str] | None, typer.Option(help=HELP["laws"])] = None,

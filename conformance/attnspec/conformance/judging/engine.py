@@ -163,10 +163,10 @@ class _Run:
                 self._blame_formula(check, violation, seed)
 
     def _blame_formula(self, check: Check, violation: Violation, seed: int) -> None:
-        """Fail the formula, too, if it fails alike on the arrays of a violation.
+        """Fail the formula, too, if it fails on the arrays of a violation, for the same reason.
 
-        Only for laws about how calls are made, and laws with inputs of their own, which cannot be reduced. Reports then
-        show the formula as the cause, with a small input, and the law as its consequence.
+        Only for laws about how calls are made, and laws that make their own inputs, which cannot be reduced. Reports
+        then show the formula as the cause, with a small input, and the law as its consequence.
         """
         concerned = (check.law.chapter in CALLING_CHAPTERS or check.once) and check.law.id not in STATE_LAWS
         if not concerned or violation.reason not in (Reason.VALUE, Reason.RAISED):

@@ -71,7 +71,10 @@ def subnormal_rows(subject: Subject, arguments: Arguments, rng: np.random.Genera
 
 
 def zero_queries(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """Queries of 0, which weigh all keys alike; where the backend takes masks, the first half of the keys."""
+    """Queries of 0; where the backend takes masks, only the first half of the keys may be attended to.
+
+    A kernel that skips work for equal scores may forget the mask.
+    """
     queries = {leaf.path for leaf in subject.operation.queries}
     changes = {leaf.path: np.zeros_like(x) for leaf, x in arguments.floats if leaf.path in queries}
     for keys, leaf in subject.operation.masks.items() if subject.limits.mask else ():

@@ -40,7 +40,7 @@ class MaskForgottenForZeros(Library):
     """If all queries are 0, the mask is ignored."""
 
     def prepare(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
-        """Drop the mask."""
+        """Drop the mask if all queries are 0."""
         prepared = super().prepare(operation, arguments)
         if operation.mask is None or np.any(at(prepared, query(operation))):
             return prepared

@@ -17,23 +17,37 @@ import numpy as np
 
 from attnspec.conformance.inputs.dtypes import numpy_dtype
 from attnspec.conformance.remote.errors import BackendError
-from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.tree import build_tree, flatten
 
 PREFIX = "command:"
-"""Beginning of the names of such backends; the command follows."""
+"""Prefix of the name of such a backend; its command follows."""
 
 VERSION = 1
 """Version of the protocol."""
 
-DECLARATIONS = ("limits", "semantics", "precision", "notes")
+ATTRIBUTES = ("limits", "semantics", "precision", "notes")
 """Attributes of a backend that a program may declare."""
+
+KEYS = ("attnspec", "name", "operations", "vjp", *ATTRIBUTES)
+"""Keys of a declaration."""
 
 EXCEPTIONS = {e.__name__: e for e in (ValueError, TypeError, IndexError, NotImplementedError, MemoryError)}
 """Exceptions that a program may name; any other becomes a ``RuntimeError``."""
 
+MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError, RecursionError)
+"""Exceptions of Python for lines that are not JSON, have another structure, or describe impossible arrays."""
+
 SHOWN = 200
 """Most bytes of a malformed line in messages."""
+
+
+def words(command: str) -> list[str]:
+    """Return the words of a command; none if it cannot be parsed."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return []
 
 
 class CommandBackend:
@@ -44,15 +58,22 @@ class CommandBackend:
     def __init__(self, command: str) -> None:
         self._command = command
         declared = self._start()
+        if unknown := [key for key in declared if key not in KEYS]:
+            self._refuse(f"expected only the keys {', '.join(KEYS)} in its first line; got {unknown[0]!r}")
         self.name = declared["name"]
-        for attribute in DECLARATIONS:
+        for attribute in ATTRIBUTES:
             setattr(self, attribute, declared.get(attribute))
-        for operation in declared["operations"]:
-            if operation not in OPERATIONS:
-                self._refuse(f"operations: expected names that 'attnspec list operations' prints; got {operation!r}")
-            setattr(self, operation, partial(self._call, operation))
-        if declared.get("gradients"):
+        for name in declared["operations"]:
+            if name not in OPERATIONS:
+                self._refuse(f"operations: expected names that 'attnspec list operations' prints; got {name!r}")
+            setattr(self, name, partial(self._call, OPERATIONS[name]))
+        if declared.get("vjp"):
             self.vjp = self._vjp
+
+    def close(self) -> None:
+        """End the program."""
+        with self._process:
+            self._process.kill()
 
     def _refuse(self, message: str) -> NoReturn:
         raise BackendError(f"backend {PREFIX + self._command!r}: {message}")
@@ -61,8 +82,9 @@ class CommandBackend:
         """Start the program and return its declaration, which is its first line."""
         try:
             self._process = subprocess.Popen(
-                shlex.split(self._command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
+                words(self._command) or [self._command],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
         except (OSError, ValueError) as error:
             self._refuse(f"expected a command that starts; got {type(error).__name__}: {error}")
         line = _stream(self._process.stdout).readline()
@@ -71,55 +93,53 @@ class CommandBackend:
             if declared["attnspec"] != VERSION or not isinstance(declared["name"], str):
                 raise ValueError
             return {**declared, "operations": [str(name) for name in declared["operations"]]}
-        except (ValueError, TypeError, KeyError):
+        except MALFORMED:
             self.close()
             example = json.dumps({"attnspec": VERSION, "name": "mine", "operations": ["softmax"]})
             self._refuse(f"expected a first line such as {example}; got {line[:SHOWN]!r}")
 
-    def close(self) -> None:
-        """End the program."""
-        with self._process:
-            self._process.kill()
+    def _call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
+        result = self._answer({"call": operation.name}, arguments=_by_path(operation, args, kwargs))
+        known = [leaf.path for leaf in operation.outputs]
+        if unknown := [path for path in result if path not in known]:
+            raise RuntimeError(f"expected results named {', '.join(known)}; got {unknown[0]!r}")
+        return build_tree(operation.result, lambda leaf: result.get(leaf.path), lambda branch: 0)
 
-    def _call(self, operation: str, *args: Any, **kwargs: Any) -> Any:
-        described = OPERATIONS[operation]
-        bound = described.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        result = self._answer({"call": operation}, arguments=bound.arguments)
-        return build_tree(described.result, lambda leaf: result.get(leaf.path), lambda branch: 0)
-
-    def _vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Any]:
-        described = OPERATIONS[operation]
-        paths = [leaf.path for leaf in described.outputs]
+    def _vjp(self, name: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Any]:
+        operation = OPERATIONS[name]
+        paths = [leaf.path for leaf in operation.outputs]
         cotangents = dict(zip(paths, flatten(cotangent).values(), strict=True))
-        return self._answer({"vjp": operation}, arguments={**described.defaults, **arguments}, cotangents=cotangents)
+        return self._answer({"vjp": name}, arguments=_by_path(operation, (), arguments), cotangents=cotangents)
 
-    def _answer(self, request: dict[str, Any], **trees: Any) -> dict[str, Any]:
+    def _answer(self, request: dict[str, Any], **values_by_path: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and return the values of the answer by path."""
         if self._process.poll() is not None:
             self._start()
         arrays: list[np.ndarray[Any, Any]] = []
-        parts = {name: {path: _as_json(x, arrays) for path, x in flatten(tree).items()} for name, tree in trees.items()}
+        parts = {
+            key: {path: _as_json(x, arrays) for path, x in values.items()} for key, values in values_by_path.items()
+        }
         line = json.dumps({**request, **parts}, separators=(",", ":")).encode()
         to_program, from_program = _stream(self._process.stdin), _stream(self._process.stdout)
         try:
             to_program.write(b"".join([line, b"\n", *(x.tobytes() for x in arrays)]))
             to_program.flush()
         except BrokenPipeError:
-            self._end_alike()
+            self._end_like_program()
         line = from_program.readline()
         if not line.endswith(b"\n"):
-            self._end_alike()
+            self._end_like_program()
         try:
             answer = json.loads(line)
-            if "error" not in answer:
-                return {path: self._value(x) for path, x in answer["result"].items()}
-            raised, message = str(answer["error"]), str(answer.get("message", ""))
-        except (ValueError, TypeError, KeyError, AttributeError):
+            raised = answer.get("error")
+            result = {} if raised else {path: self._value(x) for path, x in answer["result"].items()}
+        except MALFORMED:
             self.close()  # where the next answer begins is unknown: the next call starts the program anew
-        else:
-            raise EXCEPTIONS.get(raised, RuntimeError)(message)
-        raise RuntimeError(f'expected an answer such as {{"result":{{"result":{{…}}}}}}; got {line[:SHOWN]!r}')
+            message = f'expected an answer such as {{"result":{{"result":{{…}}}}}}; got {line[:SHOWN]!r}'
+            raise RuntimeError(message) from None
+        if raised:
+            raise EXCEPTIONS.get(str(raised), RuntimeError)(str(answer.get("message", "")))
+        return result
 
     def _value(self, x: Any) -> Any:
         """Return a value of an answer; for an array, read its bytes."""
@@ -128,14 +148,15 @@ class CommandBackend:
         dtype, shape = numpy_dtype(x["dtype"]), tuple(map(int, x["shape"]))
         numbers = bytearray(prod(shape) * dtype.itemsize)
         if _stream(self._process.stdout).readinto(numbers) < len(numbers):
-            self._end_alike()
+            self._end_like_program()
         return np.frombuffer(numbers, dtype).reshape(shape)
 
-    def _end_alike(self) -> NoReturn:
-        """End this process as the program has ended, by the same status or signal."""
+    def _end_like_program(self) -> NoReturn:
+        """End this process by the program's status or signal, so that the judge reports it."""
         status = self._process.wait()
         if status < 0:
-            signal.signal(-status, signal.SIG_DFL)
+            if -status != signal.SIGKILL:  # which no process may handle
+                signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
         os._exit(max(status, 0))
 
@@ -145,8 +166,19 @@ def _stream(pipe: IO[bytes] | None) -> Any:
     return pipe
 
 
+def _by_path(operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all arguments of a call by path, in the order of the signature."""
+    bound = operation.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    options = {option.path for option in operation.options}
+    by_path: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        by_path |= {name: value} if name in options else flatten(value, name)
+    return by_path
+
+
 def _as_json(x: Any, arrays: list["np.ndarray[Any, Any]"]) -> Any:
-    """Return a value as JSON; an array, as its dtype and shape, is added to ``arrays``."""
+    """Return a value as JSON; an array is appended to ``arrays``, and described by dtype and shape."""
     if not isinstance(x, np.ndarray | np.generic):
         return x
     arrays.append(np.asarray(x))

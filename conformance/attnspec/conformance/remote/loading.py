@@ -33,9 +33,9 @@ def comes_with_attnspec(name: str) -> bool:
 
 
 def load(name: str) -> Any:
-    """Load a backend: registered name, ``package.module[:attribute]``, ``path/to/file.py[:attribute]``.
+    """Load a backend by its name.
 
-    Or ``command:`` and the command of a program in any language.
+    It is a registered name, ``package.module[:attribute]``, ``path/to/file.py[:attribute]`` or ``command:COMMAND``.
     Without an attribute, the module must have operations itself, or define exactly one object or class that has. Raises
     :class:`BackendError`.
     """

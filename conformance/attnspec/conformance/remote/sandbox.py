@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnspec.conformance.remote.command import PREFIX
+from attnspec.conformance.remote.command import PREFIX, words
 from attnspec.conformance.remote.environment import SAFE_PATH, own_folders
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.processes import MARK, end_all, new_mark
@@ -132,8 +132,8 @@ def use_sandbox(choice: str, option: str = "sandbox") -> bool:
 def files_of(name: str, path: Sequence[str] = ()) -> list[str]:
     """Return the paths that a backend needs: its file, module folders, and the words of its command."""
     target, _, command = name.partition(":")
-    words = command.split() if name.startswith(PREFIX) else [target] if target.endswith(".py") else []
-    return [*words, *path]
+    files = words(command) if name.startswith(PREFIX) else [target] if target.endswith(".py") else []
+    return [*files, *path]
 
 
 def _signal(number: int) -> str:

@@ -65,7 +65,7 @@ def largest_of(*arrays: Numbers) -> float:
 def heat_maps(x: Numbers, levels: Numbers, name: str, index: tuple[int, ...] | None = None) -> str:
     """Return HTML that shows an array's matrices side by side; the element at ``index`` gets a frame.
 
-    Its matrix comes first, then those with numbers other than 0.
+    The matrix with that element comes first; matrices of zeros come last.
     """
     rank = max(x.ndim, 2)
     x, levels = (a.reshape((1,) * (rank - a.ndim) + a.shape) for a in (x, levels))
