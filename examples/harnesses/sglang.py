@@ -73,7 +73,8 @@ def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
 def judge_requests(fixture: Any) -> Any:
     """Make a kit's fixture raise the verdict on a request whose attention is wrong; return the hook's handle."""
 
-    attn, passed = fixture.actual_module.attn, []
+    attn = fixture.actual_module.attn
+    passed: list[Tensor] = []
 
     def copy(attn: Any, arguments: Any) -> None:
         passed[:] = [x.clone() for x in arguments[:3]]  # a kernel may write to them
