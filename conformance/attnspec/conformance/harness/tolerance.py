@@ -213,7 +213,7 @@ def _compute(
             x: np.zeros(i.shape, numpy_dtype(subject.dtype)) for x, i in part.results.items()
         }
     with on_all_cores() as map_parts:
-        subject.ordered = _has_patterns(subject, call.arguments, rng)
+        subject.ordered = _has_patterns(subject, call.arguments, rng, map_parts)
         computed = list(zip(all_parts, map_parts(partial(expected, subject), all_parts), strict=True))
     for part, right in computed:
         for path, x in right.items():
@@ -222,7 +222,9 @@ def _compute(
     return computed
 
 
-def _has_patterns(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+def _has_patterns(
+    subject: Subject, arguments: Arguments, rng: np.random.Generator, map_parts: Callable[..., Iterator[Any]]
+) -> bool:
     """Return True if budgets from partial sums exceed the usual ones.
 
     The usual ones assume terms with random signs. Both are compared in a sample of rows, since partial sums take many
@@ -234,18 +236,20 @@ def _has_patterns(subject: Subject, arguments: Arguments, rng: np.random.Generat
     if pairs(arguments, SAMPLED_ROWS) * count_of_heads(arguments) > SAMPLED_PAIRS and arguments.batch:
         indices = rng.integers(arguments.batch, size=(SAMPLED_ELEMENTS, len(arguments.batch)))
         searched = [arguments.element(tuple(map(int, index))) for index in indices]
-    ordered = subject.by_partial_sums()
+    samples = []
     for element in searched:
         rows = independent_rows(subject, element, SAMPLED_ROWS, rng)
         if rows is None:
             # There are few rows, or each depends on others.
             return True
-        sample = at_rows(subject, element, rows)
-        usual, by_order = subject.oracles(sample), ordered.oracles(sample)
-        exceeding = [x.budget > PATTERNED_GROWTH * usual[path].budget for path, x in by_order.items()]
-        if any(x.size and x.mean() > PATTERNED_SHARE for x in exceeding):
-            return True
-    return False
+        samples.append(at_rows(subject, element, rows))
+    return any(map_parts(partial(_has_pattern, subject, subject.by_partial_sums()), samples))
+
+
+def _has_pattern(subject: Subject, ordered: Subject, sample: Arguments) -> bool:
+    usual, by_order = subject.oracles(sample), ordered.oracles(sample)
+    exceeding = [x.budget > PATTERNED_GROWTH * usual[path].budget for path, x in by_order.items()]
+    return any(x.size and x.mean() > PATTERNED_SHARE for x in exceeding)
 
 
 def _gradients(record: Record, call: Part, dtype: np.dtype[Any]) -> dict[str, Pair]:

@@ -167,13 +167,12 @@ class Rigorous(Approximate):
         factor = alpha * w.relative
         factor /= w.least_sum
         total = factor.sum(-1, keepdims=True)
-        width = v.shape[-1]
-        columns = np.concatenate([v**2, np.maximum(v, 0), np.maximum(-v, 0)], axis=-1)
-        squares, above, below = np.split(magnitudes_product(factor, columns), [width, 2 * width], axis=-1)
+        squared = v**2
+        squares, absolute = magnitudes_product(factor, squared), magnitudes_product(factor, b.magnitude)
         square = value**2 * total
-        spread = squares - 2 * value * (above - below) + square
+        spread = squares - 2 * value * (factor @ v) + square
         # The difference may cancel: its own rounding error is added.
-        rounding = 4 * (v.shape[-2] + 4) * SINGLE if singly_multiplied(factor, columns) else 2.0**-50
+        rounding = 4 * (v.shape[-2] + 4) * SINGLE if singly_multiplied(factor, squared) else 2.0**-50
         spread = np.maximum(spread, 0) + rounding * (squares + square)
         reached = w.attendable.any(-2)[..., None]  # keys that some query may attend to
         all_reached, inf = bool(reached.size and reached.all()), np.inf
@@ -188,7 +187,7 @@ class Rigorous(Approximate):
         keys, u = a.shape[-1], p.accumulation
         counted = among(b.magnitude, 0.0)
         # Roundings are relative to the sum with the erroneous weights, which may be larger than that with α.
-        moved = np.minimum(above + below, counted.max(-2, keepdims=True, initial=0.0))
+        moved = np.minimum(absolute, counted.max(-2, keepdims=True, initial=0.0))
         of_values = alpha @ b.error if b.has_errors else 0.0
         mass = magnitudes_product(alpha, counted) + of_values + moved
         roundings = (keys * u + p.weights + b.operand_rounding + 2 * u) * mass + (keys + 2) * u * np.abs(value)
