@@ -163,7 +163,7 @@ class _Run:
                 self._blame_formula(check, violation, seed)
 
     def _blame_formula(self, check: Check, violation: Violation, seed: int) -> None:
-        """Fail the formula, too, if it fails on the arrays of a violation, for the same reason.
+        """Fail the formula, too, if it fails alike where another law fails.
 
         Only for laws about how calls are made, and laws that make their own inputs, which cannot be reduced. Reports
         then show the formula as the cause, with a small input, and the law as its consequence.

@@ -171,7 +171,7 @@ def independent_of_other_calls(subject: Subject, arguments: Arguments, rng: np.r
 
 
 def _reverse_numbers(subject: Subject, arguments: Arguments) -> None:
-    """Pass each array in reverse order, which a cache keyed by sums confuses with the array itself."""
+    """Pass each array in reverse order: a cache keyed by sums confuses both."""
     # With four significant bits, sums of numbers of similar size are exact, and the same in both orders.
     forwards = arguments.replaced({leaf.path: subject.exact(_four_bits(x)) for leaf, x in arguments.floats})
     backwards = forwards.replaced({leaf.path: np.asarray(np.flip(x)) for leaf, x in forwards.floats})

@@ -36,7 +36,7 @@ EXCEPTIONS = {e.__name__: e for e in (ValueError, TypeError, IndexError, NotImpl
 """Exceptions that a program may name; any other becomes a ``RuntimeError``."""
 
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError, RecursionError)
-"""Exceptions of Python for lines that are not JSON, have another structure, or describe impossible arrays."""
+"""Exceptions for lines that are no JSON, have another structure, or describe impossible arrays."""
 
 SHOWN = 200
 """Most bytes of a malformed line in messages."""
@@ -51,7 +51,10 @@ def words(command: str) -> list[str]:
 
 
 class CommandBackend:
-    """The backend that a program declares. If the program ends during a call, so does this process, in the same way."""
+    """The backend that a program declares.
+
+    If the program ends during a call, so does this process, in the same way.
+    """
 
     place_of_attributes = "into the first line that the program writes, as JSON"
 
