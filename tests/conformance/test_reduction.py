@@ -297,6 +297,19 @@ def test_a_large_error_is_not_reduced_to_a_rounding() -> None:
     assert smaller_violation.difference >= 0.1
 
 
+def test_a_refused_empty_batch_is_reduced() -> None:
+    def attend(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Any:
+        if 0 in query.shape[:-2]:
+            raise ValueError("empty")
+        return reference.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
+
+    backend = Backend("scaled_dot_product_attention", attend, {})
+    contract = Contract.of(backend)
+    (case,) = cases(contract, laws=("operation.oracle", "operation.empty-batch"))
+    examples = [r.counterexample for r in judge(backend, contract, case, PROFILES["quick"])]
+    assert [x["arguments"]["query"]["shape"] for x in examples if x is not None] == [[0, 1, 1], [0, 1, 1]]
+
+
 def test_a_raise_on_inputs_of_another_law_is_reduced_with_the_formula() -> None:
     def attend(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Any:
         if mask is not None and mask.ndim > query.ndim:

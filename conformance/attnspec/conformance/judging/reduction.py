@@ -157,13 +157,13 @@ def _without_batch_axis(arguments: Arguments) -> Iterator[Arguments]:
     """Copies without each batch dimension in turn, at its first and last element."""
     for axis in range(1, len(arguments.batch) + 1):
         size = arguments.batch[-axis]
-        for element in dict.fromkeys((0, size - 1)):
+        for element in dict.fromkeys((0, size - 1)) if size else ():
             changes = {}
             for leaf, x in arguments.batched:
                 place = x.ndim - len(leaf.core) - axis
                 if place >= 0:
                     changes[leaf.path] = np.asarray(np.take(x, element if x.shape[place] > 1 else 0, axis=place))
-            if changes and size:
+            if changes:
                 yield arguments.replaced(changes)
 
 
