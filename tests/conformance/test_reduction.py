@@ -10,16 +10,13 @@ from attnspec import reference
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging.attempt import attempt
-from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import judge
-from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.reduction import reduce_arguments, reduce_to_zeros
-from attnspec.conformance.judging.results import Status
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.laws.common import sample
 from attnspec.spec import OPERATIONS, Limits
 from attnspec.spec.contract.tree import flatten, map_tree
 
@@ -297,34 +294,15 @@ def test_a_large_error_is_not_reduced_to_a_rounding() -> None:
     assert smaller_violation.difference >= 0.1
 
 
-def test_a_refused_empty_batch_is_reduced() -> None:
+def test_counterexamples_with_an_empty_batch_are_reduced() -> None:
     def attend(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Any:
         if 0 in query.shape[:-2]:
             raise ValueError("empty")
         return reference.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
 
-    backend = Backend("scaled_dot_product_attention", attend, {})
-    contract = Contract.of(backend)
-    (case,) = cases(contract, laws=("operation.oracle", "operation.empty-batch"))
-    results = {r.law: r for r in judge(backend, contract, case, PROFILES["quick"])}
-    assert {r.status for r in results.values()} == {Status.FAILED}
-    example = results["operation.oracle"].counterexample
-    assert example is not None
-    assert example["arguments"]["query"]["shape"] == [0, 1, 1]
-
-
-def test_a_raise_on_inputs_of_another_law_is_reduced_with_the_formula() -> None:
-    def attend(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Any:
-        if mask is not None and mask.ndim > query.ndim:
-            raise ValueError("too many dimensions")
-        return reference.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
-
-    backend = Backend("scaled_dot_product_attention", attend, {})
-    contract = Contract.of(backend)
-    (case,) = cases(contract, laws=("operation.oracle", "operation.broadcast-equals-repeat"))
-    results = {r.law: r for r in judge(backend, contract, case, PROFILES["quick"])}
-    assert {r.status for r in results.values()} == {Status.FAILED}
-    example = results["operation.oracle"].counterexample
-    assert example is not None
-    assert example["arguments"]["query"] == [[0.0]]
-    assert np.shape(example["arguments"]["mask"]) == (2, 1, 1)
+    subject = subject_of("scaled_dot_product_attention", attend)
+    arguments = sample(subject, np.random.default_rng(0), (2, 0))
+    violation, *_ = attempt(subject, ORACLE, arguments, 0)
+    assert violation is not None
+    smaller, _ = reduce_arguments(subject, ORACLE, arguments, violation, 0, lambda law, example: None)
+    assert (smaller.batch, smaller.size("n"), smaller.size("m")) == ((0,), 1, 1)

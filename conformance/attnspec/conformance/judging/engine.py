@@ -163,20 +163,18 @@ class _Run:
                 self._blame_formula(check, violation, seed)
 
     def _blame_formula(self, check: Check, violation: Violation, seed: int) -> None:
-        """Fail the formula, too, if it fails alike where another law fails.
+        """Fail the formula, too, if it is wrong on the arrays that violate another law.
 
-        Only for laws about how calls are made, and laws that make their own inputs, which cannot be reduced. Reports
-        then show the formula as the cause, with a small input, and the law as its consequence.
+        Only for laws about how calls are made. Reports then show the formula as the cause, the law as its consequence.
         """
-        concerned = (check.law.chapter in CALLING_CHAPTERS or check.once) and check.law.id not in STATE_LAWS
-        if not concerned or violation.reason not in (Reason.VALUE, Reason.RAISED):
+        if check.law.chapter not in CALLING_CHAPTERS or check.law.id in STATE_LAWS or violation.reason != Reason.VALUE:
             return
         for progress, plain in self._formula_calls(check, violation):
             if progress.failure is not None:
                 return
             formula = progress.checks[0]
             failure, _, ratio, _ = attempt(self.subject, formula, plain, seed)
-            if failure is not None and failure.reason == violation.reason:
+            if failure is not None and failure.reason == Reason.VALUE:
                 progress.ratio = max(progress.ratio, ratio)
                 self._fail(progress, formula, plain, failure, seed)
                 return
