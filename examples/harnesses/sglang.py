@@ -74,7 +74,7 @@ def judge_requests(fixture: Any) -> Any:
     """Make a kit's fixture raise the verdict on a request whose attention is wrong; return the hook's handle."""
 
     attn = fixture.actual_module.attn
-    passed: list[Tensor] = []
+    passed: list[Any] = []
 
     def copy(attn: Any, arguments: Any) -> None:
         passed[:] = [x.clone() for x in arguments[:3]]  # a kernel may write to them
