@@ -102,6 +102,13 @@ def test_judge_names_a_wrong_base_of_exponentials(factor: float, cause: str) -> 
     assert diagnosis.startswith(f"The scores are multiplied by {cause}")
 
 
+def test_a_result_whose_squares_overflow_has_no_diagnosis() -> None:
+    query, key = np.random.default_rng(0).standard_normal((2, 5, 4))
+    verdict = judge("dot_scores", np.full((5, 5), 1e300), query, key)
+    assert not verdict
+    assert verdict.diagnosis == ""
+
+
 @pytest.mark.parametrize("in_single", [True, False])
 def test_judge_names_intermediate_results_in_16_bits(in_single: bool) -> None:
     scores = (3 * np.random.default_rng(0).standard_normal((16, 512))).astype(ml_dtypes.bfloat16)

@@ -75,7 +75,7 @@ def fitted_gain(probe: Probe, path: str) -> float:
             with np.errstate(all="ignore"):
                 usable = np.isfinite(got) & np.isfinite(expected) & (allowed < UNKNOWN / 2) & (allowed > 0)
                 v, g = (np.where(usable, x.astype(np.float64) / allowed, 0.0) for x in (expected, got))
-            products, squares = products + float((v * g).sum()), squares + float((v * v).sum())
+                products, squares = products + float((v * g).sum()), squares + float((v * v).sum())
     return products / squares if squares else 1.0
 
 
