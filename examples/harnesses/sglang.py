@@ -72,7 +72,6 @@ def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
 
 def judge_requests(fixture: Any) -> Any:
     """Make a kit's fixture raise the verdict on a request whose attention is wrong; return the hook's handle."""
-
     attn = fixture.actual_module.attn
     passed: list[Any] = []
 

@@ -405,7 +405,10 @@ def test_the_page_of_a_harness_has_a_row_per_attention(name: HarnessName, monkey
         cells = re.findall(rf"^\| {re.escape(wrong.name)} \| (accepted|rejected), [\d.,∞]+ \|$", done.stdout, re.M)
         assert bool(cells) == wrong.fits(SMALL[name]())
     for honest in HONEST:
-        cells = re.findall(rf"^\| {re.escape(honest.name)} \| (accepted|rejected|not offered)", done.stdout, re.M)
+        # BackendBench's tolerance is narrower than the roundings of a kernel that stores every step.
+        rejected = (name, honest.name) == (HarnessName.BACKENDBENCH, "every step stored")
+        rule = "rejected" if rejected else "accepted|not offered"
+        cells = re.findall(rf"^\| {re.escape(honest.name)} \| ({rule})", done.stdout, re.M)
         assert len(cells) == 1, honest.name
 
 

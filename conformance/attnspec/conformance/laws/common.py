@@ -341,6 +341,11 @@ def demand_odd_in(subject: Subject, arguments: Arguments, paths: Collection[str]
     return bool(expected.size)
 
 
+def bits_equal(results: Results, expected: Results) -> bool:
+    """Return whether all arrays have the same numbers, NaN included."""
+    return all(np.array_equal(results[path], x, equal_nan=x.dtype.kind not in "biu") for path, x in expected.items())
+
+
 def demand_refusal(
     subject: Subject, arguments: Arguments, path: str, most: int, rng: np.random.Generator, name: str
 ) -> bool:

@@ -4,8 +4,7 @@ Results in a mode, or recorded for gradients, must equal those of plain calls; i
 profiles skip long calls of models, whose ``operation.counts`` names layers. Options of ``@checks``: see ``Check``.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.sampled_rows import judge_rows
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.attention import of_one_array
-from attnspec.conformance.laws.common import sample
+from attnspec.conformance.laws.common import bits_equal, sample
 from attnspec.conformance.laws.gradient_calls import TILE, accepted_masks, accepts_causal, copied_arrays, restrict
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.modes import Modes, in_16_bits, modes_of, within
@@ -39,10 +38,6 @@ def _has_gradients(subject: Subject, function: str) -> bool:
     """Return whether the backend has gradients of the operation, and the function for them."""
     gives = subject.operation.differentiable and subject.limits.gives_gradients(subject.operation.name)
     return gives and getattr(subject.backend, function, None) is not None
-
-
-def _bits_equal(results: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    return all(np.array_equal(results[path], x, equal_nan=x.dtype.kind not in "biu") for path, x in expected.items())
 
 
 @checks(law.SAME_IN_EVERY_MODE, once=True, leading_dtype_only=True, governs=law.may_be_long)
@@ -90,7 +85,7 @@ def _long_calls(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[st
 
 def _demand_plain(subject: Subject, arguments: Arguments, got: Results, rng: np.random.Generator, prefix: str) -> None:
     """Demand the bits of a plain call, or else numbers within their budgets."""
-    if _bits_equal(got, subject.results(arguments)):
+    if bits_equal(got, subject.results(arguments)):
         return
     copy = arguments.replaced({})
     copy.memo["results"] = got  # ``judge_rows`` reads cached results
@@ -116,6 +111,6 @@ def one_array(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
         if _has_gradients(subject, "vjp"):
             cotangents = subject.cotangents(shared, rng)
             gradients = subject.vjp(shared, cotangents, inputs)
-            if not _bits_equal(gradients, subject.vjp(shared, cotangents)) and subject.in_domain(shared):
+            if not bits_equal(gradients, subject.vjp(shared, cotangents)) and subject.in_domain(shared):
                 gradients_match(subject, gradients, subject.gradients(shared, cotangents), shared, f"{prefix},")
     return True

@@ -15,7 +15,16 @@ from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.left_out import demand_declared
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import OutsideDeclaration, Reason, Violation
-from attnspec.conformance.laws.common import doubled, doubles, in_full_batches, live_rows, normal_like, sample, wide
+from attnspec.conformance.laws.common import (
+    bits_equal,
+    doubled,
+    doubles,
+    in_full_batches,
+    live_rows,
+    normal_like,
+    sample,
+    wide,
+)
 from attnspec.conformance.laws.gradient_calls import accepted_masks, overwrite
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.spec.contract.axes import Axis
@@ -177,13 +186,9 @@ def _reverse_numbers(subject: Subject, arguments: Arguments) -> None:
     backwards = forwards.replaced({leaf.path: np.asarray(np.flip(x)) for leaf, x in forwards.floats})
     if not (subject.in_domain(forwards) and subject.in_domain(backwards)):
         return
-    unchanged = _equal(subject.results(forwards), subject.results(backwards))
-    if unchanged and not _equal(subject.oracle_values(forwards), subject.oracle_values(backwards)):
+    unchanged = bits_equal(subject.results(forwards), subject.results(backwards))
+    if unchanged and not bits_equal(subject.oracle_values(forwards), subject.oracle_values(backwards)):
         subject.follows_formula(backwards, "of the same numbers in reverse order, the")
-
-
-def _equal(first: Results, second: Results) -> bool:
-    return all(np.array_equal(x, second[path]) for path, x in first.items())
 
 
 def _four_bits(x: Numbers) -> Numbers:

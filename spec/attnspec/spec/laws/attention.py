@@ -131,10 +131,9 @@ UNBIASED_SCALE = law(
 EXTREME_MAGNITUDES = law(
     "attention.extreme-magnitudes",
     "The formula holds far from the magnitudes of normal random numbers: for values of 10¹¹ and subnormal values; for "
-    "queries of 0; "
-    "for scores all near −120, or beyond 10⁴; for one feature that outweighs all others; for a key that every query "
-    "prefers or avoids; for a key with almost all the weight; for scores that rise along the keys; for rows of low "
-    "rank, as in trained models.",
+    "queries of 0; for scores all near −120, or beyond 10⁴; for one feature that outweighs all others; for a key that "
+    "every query prefers or avoids; for a key with almost all the weight; for scores that rise along the keys; for "
+    "rows of low rank, as in trained models.",
     formula=r"|f(x) - f^*(x)| \le \text{budget}(x)",
     governs=lambda operation: bool(operation.pooled or operation.linear) and weighs_once(operation),
 )
