@@ -1,9 +1,14 @@
 """Seeds for every test, and the name of each test at its failure."""
 
+import os
 import sys
 from zlib import crc32
 
 import pytest
+
+# For this process if NumPy is not loaded yet, and for those that it starts. Tests run in parallel: the threads of a
+# product would wait for the other tests' (0.1 ms then take 60).
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 class NamedAtOnce:
