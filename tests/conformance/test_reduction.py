@@ -10,13 +10,17 @@ from attnspec import reference
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.cases import cases
 from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import judge
+from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.reduction import reduce_arguments, reduce_to_zeros
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.laws.common import sample
+from attnspec.conformance.mutants import MUTANTS
 from attnspec.spec import OPERATIONS, Limits
 from attnspec.spec.contract.tree import flatten, map_tree
 
@@ -183,6 +187,32 @@ def test_laws_that_make_their_own_inputs_get_the_simplest_model() -> None:
     smaller, smaller_violation = reduce_to_zeros(subject, check, arguments, violation, 0, lambda law, what: None)
     assert set(smaller.sizes.values()) == {1}
     assert smaller_violation.message == violation.message
+
+
+@pytest.mark.parametrize(
+    ("name", "law", "least", "most"),
+    [
+        ("last 8 value columns of a half-full tile are 0", "sizes.model-sizes", 40, 50),
+        ("features of queries beyond the 128th ignored", "sizes.model-sizes", 2 * 129, 400),
+        ("gradient of the sinks from the last row only", "training.options-affect-gradients", 3, 10),
+        ("values multiplied by an overflowing reciprocal", "attention.extreme-magnitudes", 3, 3),
+    ],
+)
+def test_where_the_formula_fails_on_the_input_of_a_law_it_is_reduced(
+    name: str, law: str, least: int, most: int
+) -> None:
+    mutant = MUTANTS[name]
+    backend = mutant.backend()
+    contract = Contract.of(backend)
+    case = next(c for c in cases(contract, operations=mutant.operations[:1], laws=(law,)) if c.dtype == mutant.dtype)
+    (result,) = judge(backend, contract, case, PROFILES["quick"])
+    assert (result.law, result.reason) == (law, Reason.VALUE)
+    assert "; on the input below " in result.message
+    assert result.counterexample is not None
+    numbers = sum(np.size(x) for x in result.counterexample["arguments"].values() if isinstance(x, list))
+    assert least <= numbers <= most
+    formula = "operation.gradient" if "gradient of" in result.message else "operation.oracle"
+    assert f"'{formula}'" in result.counterexample["snippet"] or "reference." in result.counterexample["snippet"]
 
 
 def test_heads_that_divide_the_width_are_reduced_together_with_it() -> None:

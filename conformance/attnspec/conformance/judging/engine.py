@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import hypothesis
 
@@ -25,7 +25,7 @@ from attnspec.conformance.judging.results import BROKEN, OWN_ERROR, TOO_WIDE, UN
 from attnspec.conformance.judging.snippet import snippet, without_snippet
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.law import LAWS, Law
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.semantics import ASKED_BY
 
@@ -196,7 +196,7 @@ class _Run:
 
         They are the formula and its gradient, up to the one that is violated itself.
         """
-        plain = self._plain_call(violation.arguments)
+        plain = self.plain_call(violation.arguments)
         for law in (FORMULA, GRADIENT) if check.law.gradients else (FORMULA,):
             progress = self.laws.get(law)
             if law == check.law.id:
@@ -211,7 +211,7 @@ class _Run:
         progress.failure = (check, arguments, violation, seed)
         self.violated[progress.law] = progress
 
-    def _plain_call(self, arguments: Arguments | None) -> Arguments | None:
+    def plain_call(self, arguments: Arguments | None) -> Arguments | None:
         """A copy of the arguments without cached results, on which the formula can be judged.
 
         None if its dtype differs, the backend refuses it, or it exceeds :data:`MAX_FORMULA_WORK`.
@@ -435,8 +435,9 @@ def _with_counterexample(run: _Run, progress: _LawProgress, result: Result, cont
     check, arguments, violation, seed = progress.failure
     subject, law = run.subject, result.law
     title = f"the counterexample of {law} by {result.operation} ({result.dtype})"
-    (arguments, violation, repetition_note), reduction_note = contain(
-        f"reducing {title}", lambda: _smallest(run, check, arguments, violation, seed), (arguments, violation, "")
+    unreduced = _Counterexample(check, arguments, violation)
+    (check, arguments, violation, repetition_note), reduction_note = contain(
+        f"reducing {title}", lambda: _smallest(run, unreduced, seed), unreduced
     )
     run.mark(law, "describing the counterexample")
     shown_input, writing_note = contained(f"writing {title}", lambda: without_snippet(arguments, violation), None)
@@ -452,21 +453,52 @@ def _with_counterexample(run: _Run, progress: _LawProgress, result: Result, cont
     )
 
 
-def _smallest(
-    run: _Run, check: Check, arguments: Arguments, violation: Violation, seed: int
-) -> tuple[Arguments, Violation, str]:
+class _Counterexample(NamedTuple):
+    """A violated check with its input, and a note if a second call shows no violation."""
+
+    check: Check
+    arguments: Arguments
+    violation: Violation
+    note: str = ""
+
+
+def _smallest(run: _Run, unreduced: _Counterexample, seed: int) -> _Counterexample:
     """The smallest violating input, or the original one if a second call shows no violation."""
+    check, arguments, violation, _ = unreduced
     if run.subject.health.broken:
-        return arguments, violation, ""
+        return unreduced
     run.mark(check.law.id, "checking the counterexample once more")
     repeated_violation, *_ = attempt(run.subject, check, arguments.replaced({}), seed)
     if repeated_violation is None:
-        return arguments, violation, NOT_REPRODUCED
+        return unreduced._replace(note=NOT_REPRODUCED)
     reduction = reduce_to_zeros if check.once else reduce_arguments
     smaller, its_violation = reduction(run.subject, check, arguments, violation, seed, run.mark)
     if violation.lasting and run.subject.health.renew():
         # Earlier candidates may have prepared the raise of the last one.
         again, *_ = attempt(run.subject, check, smaller.replaced({}), seed)
         if again is None or not again.lasting:
-            return arguments, violation, ""
-    return smaller, its_violation, ""
+            return unreduced
+    reduced = _Counterexample(check, smaller, its_violation)
+    return (_of_formula(run, check.law, its_violation, seed) if check.once else None) or reduced
+
+
+def _of_formula(run: _Run, law: Law, violation: Violation, seed: int) -> _Counterexample | None:
+    """The smallest input that violates the formula or its gradient, found from an input that a law made.
+
+    None if the formula holds there, or has a counterexample of its own.
+    """
+    plain = run.plain_call(violation.arguments)
+    if plain is None or violation.reason != Reason.VALUE:
+        return None
+    for root in (FORMULA, GRADIENT) if law.gradients else (FORMULA,):
+        if root in run.violated or root == law.id:
+            return None
+        check = CHECKS[root][0]
+        run.mark(root, f"the arrays on which {law.id} fails")
+        its_violation, *_ = attempt(run.subject, check, plain, seed)
+        if its_violation is None or its_violation.reason != Reason.VALUE:
+            continue
+        smaller, its_violation = reduce_arguments(run.subject, check, plain, its_violation, seed, run.mark)
+        its_violation.message = f"{violation.message}; on the input below {its_violation.message}"
+        return _Counterexample(check, smaller, its_violation)
+    return None
