@@ -6,9 +6,10 @@ from zlib import crc32
 
 import pytest
 
-# For this process if NumPy is not loaded yet, and for those that it starts. Tests run in parallel: the threads of a
-# product would wait for the other tests' (0.1 ms then take 60).
+# Tests run in parallel: spinning threads would wait for those of other tests, so that 0.1 ms take 20 to 60. Libraries
+# that are loaded later read these variables, as do the processes that tests start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 class NamedAtOnce:
