@@ -108,6 +108,7 @@ def test_the_python_program_of_these_tests_conforms(tmp_path: Path) -> None:
         ('{"result": {"result"', '{"result": {"scores"', "expected"),
         ("    scores = ", "    if q.shape[0] > 1: sys.exit(3)\n    scores = ", "ended the process with status 3"),
         ("    scores = ", "    while q.shape[0] > 1: pass\n    scores = ", "did not answer within"),
+        ("    scores = ", "    while q.shape[0] > 1: sys.stdout.write('0' * 4096)\n    scores = ", "got b'000"),
     ],
 )  # fmt: skip
 def test_a_program_that_breaks_the_protocol_is_convicted(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ print({json.dumps(refusal)!r}, flush=True)
     backend.close()
 
 
-@pytest.mark.parametrize("command", ["true", "", "'"])
+@pytest.mark.parametrize("command", ["true", "", "'", "cat /dev/zero"])
 def test_an_unusable_command_is_named(command: str) -> None:
     with pytest.raises(
         BackendError, match=rf"^backend .*{command}.*: expected a (first line such as|command that starts)"

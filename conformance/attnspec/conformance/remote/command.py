@@ -38,6 +38,9 @@ EXCEPTIONS = {e.__name__: e for e in (ValueError, TypeError, IndexError, NotImpl
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError, RecursionError)
 """Exceptions for lines that are no JSON, have another structure, or describe impossible arrays."""
 
+LONGEST = 2**20
+"""Most bytes of a line; more are malformed, since a program may write without end."""
+
 SHOWN = 200
 """Most bytes of a malformed line in messages."""
 
@@ -90,7 +93,7 @@ class CommandBackend:
             )  # fmt: skip
         except (OSError, ValueError) as error:
             self._refuse(f"expected a command that starts; got {type(error).__name__}: {error}")
-        line = _stream(self._process.stdout).readline()
+        line = _stream(self._process.stdout).readline(LONGEST)
         try:
             declared = json.loads(line)
             if declared["attnspec"] != VERSION or not isinstance(declared["name"], str):
@@ -129,8 +132,8 @@ class CommandBackend:
             to_program.flush()
         except BrokenPipeError:
             self._end_like_program()
-        line = from_program.readline()
-        if not line.endswith(b"\n"):
+        line = from_program.readline(LONGEST)
+        if not line.endswith(b"\n") and len(line) < LONGEST:
             self._end_like_program()
         try:
             answer = json.loads(line)
