@@ -5,6 +5,9 @@ import runpy
 
 import pytest
 
+from attnspec.reference.defining.two_point import _PRIMITIVE
+from attnspec.spec import LAWS
+
 from .modules import ROOT
 
 COMPILE = runpy.run_path(str(ROOT / "proofs" / "compile.py"))
@@ -39,3 +42,25 @@ def test_every_file_is_compiled() -> None:
 def test_every_theorem_is_printed() -> None:
     stated = {(name.removesuffix(".v"), theorem) for name in COMPILE["files"]() for theorem in theorems(name)}
     assert stated == {(name, theorem) for name, printed in COMPILE["THEOREMS"].items() for theorem in printed}
+
+
+def test_the_theorems_that_the_documentation_names_exist() -> None:
+    text = (ROOT / "docs" / "proved.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([A-Z]\w+)\.(\w{2,})`", text)
+    assert {"attention_bound", "softmax_row_sum", "dot_product_variance"} <= {name for _, name in named}
+    assert [(file, name) for file, name in named if name not in COMPILE["THEOREMS"].get(file, ())] == []
+
+
+def test_the_laws_that_the_documentation_names_exist() -> None:
+    text = (ROOT / "docs" / "proved.md").read_text(encoding="utf-8")
+    laws = re.findall(r"^\| [^|]* \| `([^`]+)` \| `([^`]+)` \|", text, re.MULTILINE)
+    assert len(laws) == 5
+    assert [name for name, _ in laws if name not in LAWS] == []
+    checks = ROOT / "conformance" / "attnspec" / "conformance" / "laws"
+    assert [file for _, file in laws if not (checks / file).exists()] == []
+
+
+def test_primitive_polynomials_are_those_of_the_reference() -> None:
+    text = (ROOT / "proofs" / "TwoPoint.v").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"Definition primitive : list N := \[([\d; ]+)\]%N", text)
+    assert [int(x) for x in listed.split(";")] == [*_PRIMITIVE.values()]
