@@ -264,3 +264,55 @@ Proof.
   assert (/ 2 * bpow radix2 (-24) = bpow radix2 (-25)) by (simpl; lra).
   assert (Rabs x * Rabs e <= Rabs x * bpow radix2 (-11)) by (apply Rmult_le_compat_l; [apply Rabs_pos|auto]). lra.
 Qed.
+
+(** The bound in four precision classes, for as many features and keys as any kernel has *)
+Section Classes.
+Variables (lambda : R) (d m : nat) (q : nat -> R) (k : nat -> nat -> R) (v : nat -> R) (A masked : list nat) (y result : R).
+Hypothesis lambda_pos : 0 <= lambda.
+Hypothesis features : (1 <= d)%nat.
+Hypothesis few_features : INR d <= bpow radix2 20.
+Hypothesis few_keys : INR m <= bpow radix2 20.
+Hypothesis attendable : A <> [].
+
+(** What is proved of a class: unit roundoff and absolute error near 0 of the accumulation, the weights, the result. *)
+Definition within_bound (u s omega s' out s'' : R) : Prop :=
+  kernel u s omega s' lambda d m q k v A masked y -> rounded out s'' y result ->
+  Rabs (result - o d q k v A) <= result_bound u s omega s' out s'' lambda d m q k v A.
+
+Lemma within u s omega s' out s'' : 0 < u -> u <= bpow radix2 (-24) -> 0 <= s -> s <= u * bpow radix2 (-27) -> s <= s' ->
+  0 <= omega -> omega <= 1 / 2 -> s' <= bpow radix2 (-24) -> 0 <= out -> 0 <= s'' -> within_bound u s omega s' out s''.
+Proof.
+  intros U1 U2 S1 S2 S3 O1 O2 S4 T1 T2 K R.
+  assert (U3 : u <= 1 / 64) by (eapply Rle_trans; [exact U2|]; simpl; lra).
+  apply (attention_bound u s omega s' out s'' lambda d m q k v A masked) with (y := y); auto.
+  - unfold lost. assert (INR m * s' <= bpow radix2 20 * bpow radix2 (-24)) by (apply Rmult_le_compat; auto; [apply pos_INR|lra]).
+    simpl in H. lra.
+  - assert (G : growth u d <= 1).
+    { apply growth_le_1; [lra|lra|]. apply Rle_trans with (bpow radix2 20 * bpow radix2 (-24)); [|simpl; lra].
+      apply Rmult_le_compat; auto; [apply pos_INR|lra]. }
+    assert (P : 0 <= 1 + growth u d) by (pose proof (growth_nonneg u ltac:(lra) U3 d); lra).
+    assert (D : INR d * s <= bpow radix2 20 * (u * bpow radix2 (-27))) by (apply Rmult_le_compat; auto; apply pos_INR).
+    simpl in D. assert (0 <= INR d * s) by (apply Rmult_le_pos; [apply pos_INR|auto]).
+    apply Rle_trans with (32 * INR d * s * 2); [apply Rmult_le_compat_l; lra|]. lra.
+Qed.
+
+Lemma power_le x z : (x <= z)%Z -> bpow radix2 x <= bpow radix2 z.
+Proof. apply bpow_le. Qed.
+
+Ltac powers := first [apply bpow_gt_0 | apply bpow_ge_0 | apply power_le; lia | rewrite <- bpow_plus; apply power_le; simpl; lia
+  | lra | simpl; lra].
+
+Theorem ieee32 : within_bound (bpow radix2 (-24)) (bpow radix2 (-126)) 0 (bpow radix2 (-126)) 0 (bpow radix2 (-126)).
+Proof. apply within; powers. Qed.
+
+Theorem ieee64 : within_bound (bpow radix2 (-53)) (bpow radix2 (-1022)) 0 (bpow radix2 (-1022)) 0 (bpow radix2 (-1022)).
+Proof. apply within; powers. Qed.
+
+Theorem mixed_bfloat16 :
+  within_bound (bpow radix2 (-24)) (bpow radix2 (-126)) (bpow radix2 (-8)) (bpow radix2 (-126)) (bpow radix2 (-8)) (bpow radix2 (-126)).
+Proof. apply within; powers. Qed.
+
+Theorem mixed_float16 :
+  within_bound (bpow radix2 (-24)) (bpow radix2 (-126)) (bpow radix2 (-11)) (bpow radix2 (-25)) (bpow radix2 (-11)) (bpow radix2 (-25)).
+Proof. apply within; powers. Qed.
+End Classes.

@@ -37,6 +37,18 @@ Inductive total (u : R) (x : nat -> R) : order -> R -> Prop :=
   | total_plus a b ra rb r : total u x a ra -> total u x b rb ->
       rounded u 0 (ra + rb) r -> total u x (Plus a b) r.
 
+(** The sum in one order with one rounding function, as a program computes it. *)
+Fixpoint evaluated (rnd : R -> R) (x y : nat -> R) (t : order) : R :=
+  match t with
+  | Term j => rnd (x j * y j)
+  | Plus a b => rnd (evaluated rnd x y a + evaluated rnd x y b)
+  | Fused a j => rnd (x j * y j + evaluated rnd x y a)
+  end.
+
+Theorem evaluated_dot_product u eta rnd x y t : (forall z, rounded u eta z (rnd z)) ->
+  dot_product u eta x y t (evaluated rnd x y t).
+Proof. intros H. induction t; simpl; econstructor; eauto. Qed.
+
 Lemma terms_nonempty t : (1 <= length (terms t))%nat.
 Proof. induction t; simpl; rewrite ?app_length; lia. Qed.
 
@@ -80,6 +92,16 @@ Proof.
   - unfold growth. simpl. rewrite Rinv_1. lra.
   - replace (S n) with (n + 1)%nat at 2 by lia. rewrite <- growth_plus. simpl.
     pose proof growth_1. pose proof (pow_lt (1 + u) n ltac:(lra)). nra.
+Qed.
+
+(** Bernoulli's inequality: half as many roundings as 1/u err by at most 1. *)
+Lemma growth_le_1 n : INR n * u <= 1 / 2 -> growth u n <= 1.
+Proof.
+  intros H. assert (B : 1 - INR n * u <= (1 - u) ^ n).
+  { clear H. induction n as [|n IH]; [simpl; lra|]. rewrite S_INR. simpl pow. pose proof (pos_INR n).
+    apply Rle_trans with ((1 - u) * (1 - INR n * u)); [|apply Rmult_le_compat_l; lra].
+    assert (0 <= INR n * (u * u)) by (apply Rmult_le_pos; [auto|apply Rmult_le_pos; auto]). lra. }
+  unfold growth. assert (/ (1 - u) ^ n <= / (1 / 2)); [|lra]. apply Rinv_le_contravar; lra.
 Qed.
 
 Lemma rise_ge_1 n : 1 <= (1 + u) ^ n.

@@ -97,7 +97,7 @@ class Statement:
         def growth(u: float, n: int) -> Any:
             return np.expm1(-n * np.log1p(-u))
 
-        ours = {"Rmin": np.minimum, "Rabs": np.abs, "INR": float, "growth": growth}
+        ours: dict[str, Callable[..., Any]] = {"Rmin": np.minimum, "Rabs": np.abs, "INR": float, "growth": growth}
         return {**ours, "sqrt": np.sqrt, "exp": np.exp, "expm1": np.expm1}
 
     def value(self, tree: Tree) -> Any:

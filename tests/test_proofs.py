@@ -7,6 +7,7 @@ import pytest
 
 from attnspec.reference.defining.two_point import _PRIMITIVE
 from attnspec.spec import LAWS
+from attnspec.spec.contract.precision import precision
 
 from .modules import ROOT
 
@@ -64,3 +65,15 @@ def test_primitive_polynomials_are_those_of_the_reference() -> None:
     text = (ROOT / "proofs" / "TwoPoint.v").read_text(encoding="utf-8")
     (listed,) = re.findall(r"Definition primitive : list N := \[([\d; ]+)\]%N", text)
     assert [int(x) for x in listed.split(";")] == [*_PRIMITIVE.values()]
+
+
+def test_the_classes_of_the_proofs_are_those_of_the_specification() -> None:
+    text = (ROOT / "proofs" / "Formats.v").read_text(encoding="utf-8")
+    stated = dict(re.findall(r"^Theorem (\w+) :\s+within_bound (.*)\.$", text, re.MULTILINE))
+    assert len(stated) == 4
+    for name, numbers in stated.items():
+        p = precision(name.replace("_", "-"))
+        powers = re.findall(r"\(bpow radix2 \((-\d+)\)\)|\b(0)\b", numbers)
+        fields = (p.accumulation, p.smallest, p.weights, p.weights_smallest, p.output, p.output_smallest)
+        assert tuple(2.0 ** int(power) if power else 0.0 for power, _ in powers) == fields
+        assert (p.inputs, p.stored, p.scaled, p.weights_scaled) == (0, 0, 0, 0)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import attnspec.reference.budget as budgets
+from attnspec.reference import REFERENCE
 from attnspec.reference.attention import scaled_dot_product_attention
 from attnspec.reference.budget import Judged, Rigorous, judged
-from attnspec.reference.scoring import scaled_dot_scores
 from attnspec.spec.contract.precision import CLASSES, Precision
 from tests.statement import Statement, definitions
 
@@ -105,7 +105,7 @@ def test_the_bound_of_a_score_is_the_proved_one() -> None:
             arrays = (
                 Rigorous(x.astype(np.float64), 0.0, small.precision, is_input=True) for x in (small.query, small.key)
             )
-            ratio = scaled_dot_scores(*arrays).error / np.swapaxes(small.statement()["score_error"], 1, 2)
+            ratio = REFERENCE["scaled_dot_scores"](*arrays).error / np.swapaxes(small.statement()["score_error"], 1, 2)
             assert abs(ratio - 1).max() < 1e-9
 
 
@@ -147,7 +147,7 @@ class Kernel:
             while len(terms) > 1:
                 rest = terms[len(terms) // 2 * 2 :]
                 terms = np.concatenate([terms[:-1:2] + terms[1::2], rest])
-            return terms[0]
+            terms = terms[:1]
         result: Array = terms[0]
         for term in terms[1:]:
             result = result + term
@@ -159,7 +159,7 @@ class Kernel:
             x, y = x[::-1], y[::-1]
         if self.order != "fused" or x.dtype == np.float64:
             return self.total(x * y)
-        result = x[0] * y[0]
+        result: Array = x[0] * y[0]
         for a, b in zip(x[1:], y[1:], strict=True):
             result = (a.astype(np.float64) * b + result).astype(np.float32)
         return result

@@ -206,7 +206,8 @@ class Rigorous(Approximate):
         if p.weights_scaled:
             # The largest weight of a row may itself be larger than computed.
             underflow = underflow + a.weight_errors @ counted + p.weights_scaled * np.minimum(absolute, largest)
-        error: Numbers = weighting + common * (np.abs(value) + weighting) + (1 + common) * (roundings * mass + underflow)
+        pooling = roundings * mass + underflow
+        error: Numbers = weighting + common * (np.abs(value) + weighting) + (1 + common) * pooling
         return (error + of_values + b.operand_step) * _OWN_ROUNDINGS
 
     def _softmax(self, softmax: Softmax) -> Self:
