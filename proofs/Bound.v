@@ -766,6 +766,65 @@ Proof.
   { replace y with (o + (y - o)) by ring. eapply Rle_trans; [apply Rabs_triang|]. lra. }
   assert (output * Rabs y <= output * (Rabs o + bound)) by (apply Rmult_le_compat_l; auto). lra.
 Qed.
+
+(** What a kernel may compute is not void: exact arithmetic is allowed. *)
+Lemma exactly_rounded a b x : 0 <= a -> 0 <= b -> rounded a b x x.
+Proof.
+  intros. unfold rounded. replace (x - x) with 0 by ring. rewrite Rabs_R0.
+  pose proof (Rabs_pos x). assert (0 <= a * Rabs x) by (apply Rmult_le_pos; auto). lra.
+Qed.
+
+Lemma order_of l : l <> [] -> exists t, terms t = l /\
+  (forall x, total u x t (sum x l)) /\ (forall x y, dot_product u smallest x y t (sum (fun j => x j * y j) l)).
+Proof.
+  assert (E1 : forall x : R, x + 0 = x) by (intros; ring).
+  induction l as [|i l IH]; [congruence|]. intros _. destruct l as [|i' l].
+  - exists (Term i). split; [reflexivity|]. split; intros; simpl; rewrite E1.
+    + constructor.
+    + constructor. apply exactly_rounded; lra.
+  - destruct IH as [t [E [T D]]]; [discriminate|]. exists (Plus (Term i) t). split; [simpl; rewrite E; reflexivity|].
+    split; intros.
+    + apply (total_plus u x (Term i) t (x i) (sum x (i' :: l))); [constructor|apply T|apply exactly_rounded; lra].
+    + apply (dot_plus u smallest x y (Term i) t (x i * y i) (sum (fun j => x j * y j) (i' :: l)));
+        [constructor; apply exactly_rounded; lra|apply D|apply exactly_rounded; lra].
+Qed.
+
+Theorem exact_kernel : (length A <= m)%nat -> (forall j, In j masked -> ~ In j A) -> kernel o.
+Proof.
+  intros L Disjoint. destruct (order_of A attendable) as [t [E [T D]]].
+  destruct (order_of (seq 0 d)) as [tq [Eq [_ Dq]]].
+  { intros H. apply (f_equal (@length nat)) in H. rewrite seq_length in H. simpl in H. lia. }
+  assert (K : exists w, (forall j, w j = if in_dec Nat.eq_dec j A then exp (shifted j) else 0)) by (eexists; reflexivity).
+  destruct K as [w W].
+  assert (Wa : forall j, In j A -> w j = exp (shifted j)).
+  { intros j I. rewrite W. destruct (in_dec Nat.eq_dec j A); [reflexivity|contradiction]. }
+  set (Z := sum (fun i => exp (shifted i)) A).
+  assert (Zw : sum w A = Z) by (apply sum_ext; auto).
+  assert (Zp : 0 < Z) by (apply sum_pos; auto; intros; apply exp_pos).
+  assert (Ko : over_keys t).
+  { exists []. rewrite E, app_nil_r. split; [|split; auto]. intros x []. }
+  assert (Ma : forall j, In j masked -> w j = 0).
+  { intros j I. rewrite W. destruct (in_dec Nat.eq_dec j A) as [J|J]; [elim (Disjoint j I J)|reflexivity]. }
+  assert (Lp : Rabs 0 <= lambda) by (rewrite Rabs_R0; auto).
+  assert (Ex : exponentials score highest w).
+  { split; auto.
+    - apply scaled_after. intros j I. exists tq, (sum (fun c => q c * k j c) (seq 0 d)). rewrite Eq. split; [auto|].
+      split; [apply Dq|]. apply exactly_rounded; lra.
+    - unfold highest. rewrite Rminus_eq_0, Rabs_R0. lra.
+    - intros j I. exists (shifted j). split; [apply exactly_rounded; lra|]. rewrite Wa by auto.
+      split; [left; apply exp_pos|]. apply exactly_rounded; lra. }
+  assert (Wn : forall j, In j A -> 0 <= w j) by (intros j I; rewrite Wa by auto; left; apply exp_pos).
+  assert (St : stored w w) by (split; auto; intros; apply exactly_rounded; lra).
+  assert (Q : quotient 3 0 (sum (fun j => w j * v j) A / Z) o).
+  { exists 1, 0. rewrite Rabs_R0. pose proof (shrink_pos u u_small 3). pose proof (shrink_le_1 u ltac:(lra) u_small 3).
+    pose proof (growth_nonneg u ltac:(lra) u_small 3) as G. unfold growth in G.
+    repeat split; auto; try lra. unfold o, alpha. fold Z.
+    rewrite (sum_ext (fun j => exp (shifted j) / Z * v j) (fun j => w j * v j / Z)), sum_div by (intros; rewrite Wa by auto; field; lra).
+    ring. }
+  apply (divides_after score highest w w w t t (sum (fun j => w j * v j) A) Z 0 o); auto.
+  rewrite <- Zw. apply T.
+Qed.
+
 End Attention.
 
 (** A row without attendable keys: the exact result is 0, and a kernel that returns 0 does not err. *)

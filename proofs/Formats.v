@@ -240,6 +240,66 @@ Proof.
   - eapply Rle_trans; [|exact I]. simpl. rewrite Rmult_1_r, Rinv_mult. apply Rmult_le_compat; lra.
   - unfold Rdiv. ring.
 Qed.
+
+(** * A program with one format, rounded to nearest after each operation, is one of the kernels. *)
+
+Fixpoint added (x : nat -> R) (t : order) : R :=
+  match t with
+  | Term j => x j
+  | Plus a b => nearest (added x a + added x b)
+  | Fused a _ => added x a
+  end.
+
+Fixpoint plain (t : order) : Prop :=
+  match t with Term _ => True | Plus a b => plain a /\ plain b | Fused _ _ => False end.
+
+Let in_format := generic_format radix2 (FLT_exp emin precision).
+
+Lemma added_total x t : plain t -> (forall j, In j (terms t) -> in_format (x j)) ->
+  total u x t (added x t) /\ in_format (added x t).
+Proof.
+  induction t as [j|a IHa b IHb|a IHa j]; simpl; intros P F; [|destruct P as [Pa Pb]|destruct P].
+  - split; [constructor|apply F; auto].
+  - destruct (IHa Pa (fun j I => F j (in_or_app _ _ _ (or_introl I)))) as [Ta Fa].
+    destruct (IHb Pb (fun j I => F j (in_or_app _ _ _ (or_intror I)))) as [Tb Fb].
+    split; [|apply generic_format_round; auto with typeclass_instances].
+    apply (total_plus u x a b (added x a) (added x b)); auto. apply nearest_sum; auto.
+Qed.
+
+Lemma nearest_rounded x : rounded u least x (nearest x).
+Proof. apply computed_rounded. left. reflexivity. Qed.
+
+Theorem nearest_kernel d m q k v A root c e w order_of_scores sums pools :
+  (1 <= d)%nat -> A <> [] -> (length A <= m)%nat ->
+  root = nearest (sqrt (INR d)) -> c = nearest (/ root) -> least <= / root ->
+  (forall j, In j A -> Permutation (terms (order_of_scores j)) (seq 0 d)) ->
+  (forall j, In j A -> e j = nearest (evaluated nearest q (k j) (order_of_scores j) * c)) ->
+  (forall j, In j A -> in_format (w j) /\ 0 <= w j /\ rounded (4 * u) least (exp (nearest (e j - maximum e A))) (w j)) ->
+  Permutation (terms sums) A -> plain sums -> Permutation (terms pools) A ->
+  kernel u least 0 least 0 d m q k v A [] (nearest (evaluated nearest w v pools / added w sums)).
+Proof.
+  intros D N L Rt C Nr Ps Es Ws Pd Pl Pp. pose proof u_bounds as Ub. pose proof least_pos as Lp.
+  assert (Ex : exponentials u least d q k A [] e (maximum e A) w).
+  { split.
+    - apply scaled_after. intros j I. exists (order_of_scores j), (evaluated nearest q (k j) (order_of_scores j)).
+      split; [auto|]. split; [apply evaluated_dot_product, nearest_rounded|].
+      apply (scale_by_reciprocal d root D (or_introl Rt) c); auto; left; auto.
+    - rewrite Rminus_eq_0, Rabs_R0. lra.
+    - intros j I. destruct (Ws j I) as [_ [W0 W]]. exists (nearest (e j - maximum e A)).
+      split; [apply exponent_to_base_e; left; reflexivity|auto].
+    - intros j []. }
+  assert (St : stored 0 least A [] w w).
+  { split; [|intros j []]. intros j I. apply exactly_rounded; lra. }
+  assert (Keys : forall t, Permutation (terms t) A -> over_keys m A [] t).
+  { intros t P. exists []. rewrite app_nil_r, (Permutation_length P). split; [|split; auto]. intros x []. }
+  apply (divides_after u least 0 least 0 d m q k v A [] e (maximum e A) w w w pools sums
+    (evaluated nearest w v pools) (added w sums) 0); auto.
+  - intros j I. apply Ws, I.
+  - apply added_total; auto. intros j I. apply Ws. apply (Permutation_in j Pd I).
+  - apply evaluated_dot_product, nearest_rounded.
+  - rewrite Rabs_R0. lra.
+  - apply quotient_by_division; [lia|]. left. reflexivity.
+Qed.
 End Format.
 
 (** The formats of the classes [ieee32], [ieee64] and of weights and results in 16 bits *)

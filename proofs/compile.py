@@ -15,7 +15,7 @@ THEOREMS = {
     "TwoPoint": ("two_point_design_is_exact",),
     "Rounding": ("evaluated_dot_product", "dot_product_error", "total_error", "three_roundings"),
     "Pooling": ("pooling_error", "pooling_error_squares", "pooling_error_farthest", "mass_moved"),
-    "Bound": ("attention_bound", "empty_row"),
+    "Bound": ("attention_bound", "exact_kernel", "empty_row"),
     "Formats": (
         *(
             "computed_model",
@@ -28,7 +28,7 @@ THEOREMS = {
         ),
         *("exponent_to_base_e", "exponent_to_base_2", "quotient_by_division", "quotient_by_reciprocal"),
         *("binary32", "binary64", "bfloat16", "binary16"),
-        *("ieee32", "ieee64", "mixed_bfloat16", "mixed_float16"),
+        *("nearest_kernel", "ieee32", "ieee64", "mixed_bfloat16", "mixed_float16"),
     ),
 }
 """Theorems by file, whose statements and assumptions are printed."""
