@@ -26,8 +26,13 @@ _TANH = 8.0
 r has four roundings where two terms share one division."""
 
 
-_OWN_ROUNDINGS = 1 + 2.0**-30
-"""Factor by which a bound is enlarged, since it is itself computed with roundings."""
+def _own_roundings(u: float) -> float:
+    """Factor that enlarges a bound: the oracle and the bound are themselves computed with roundings.
+
+    The oracle of float64 has at least 64 bits, that of other dtypes 53.
+    """
+    oracle = 2.0**-64 if u < SINGLE else 2.0**-53
+    return 1 + max(2 * oracle / u, 2.0**-30)
 
 
 class Rigorous(Approximate):
@@ -208,7 +213,7 @@ class Rigorous(Approximate):
             underflow = underflow + a.weight_errors @ counted + p.weights_scaled * np.minimum(absolute, largest)
         pooling = roundings * mass + underflow
         error: Numbers = weighting + common * (np.abs(value) + weighting) + (1 + common) * pooling
-        return (error + of_values + b.operand_step) * _OWN_ROUNDINGS
+        return (error + of_values + b.operand_step) * _own_roundings(u)
 
     def _softmax(self, softmax: Softmax) -> Self:
         weights, error, errors = rigorous_weights(softmax, self.error, self.precision)
