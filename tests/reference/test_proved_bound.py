@@ -13,6 +13,7 @@ import attnspec.reference.budget as budgets
 from attnspec.reference import REFERENCE
 from attnspec.reference.attention import scaled_dot_product_attention
 from attnspec.reference.budget import Judged, Rigorous, judged
+from attnspec.reference.budget.softmax import MANY_WEIGHTS
 from attnspec.spec.contract.precision import CLASSES, Precision
 from tests.statement import Statement, definitions
 
@@ -126,6 +127,15 @@ def test_no_constant_of_the_statement_can_change(
         with np.errstate(all="ignore"):
             seen.append(not all(equal(ratios(inputs, monkeypatch, texts)) for inputs in draws(0, 24, 20)))
     assert any(seen), "neither a smaller nor a larger constant is noticed"
+
+
+def test_the_bound_of_many_weights_is_at_least_the_proved_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their errors are in single precision, where squares underflow: the sum of `Pooling.pooling_error` counts."""
+    texts = {**TEXTS, "weighting": "Rmin (sum (fun j => factor j * Rabs (v j - o)) A) farthest"}
+    large = [inputs for inputs in draws(7, 24, 2000) if inputs.attendable.size >= MANY_WEIGHTS]
+    assert len(large) > 5
+    for inputs in large:
+        assert ratios(inputs, monkeypatch, texts).min() >= 1 - 2.0**-50
 
 
 # Honest kernels -------------------------------------------------------------------------------------------------------
