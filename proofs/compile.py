@@ -111,9 +111,9 @@ def main() -> None:
         (folder / "Printed.v").write_text(f"{header}Open Scope R_scope.\n{checks}{together}", "utf-8")
         output = compiled(folder, "Printed.v", start + SECONDS)
     print(output)
-    found = sorted(set(assumptions(output)))
-    print(f"{len(names)} theorems, in {time.monotonic() - start:.0f} s. They assume: {', '.join(found)}")
-    if foreign := [name for name in found if name not in ALLOWED]:
+    assumed = sorted(set(assumptions(output)))
+    print(f"{len(names)} theorems, in {time.monotonic() - start:.0f} s. They assume: {', '.join(assumed)}")
+    if foreign := [name for name in assumed if name not in ALLOWED]:
         sys.exit(f"proofs: expected the assumptions of the real numbers alone; got {', '.join(foreign)}")
 
 

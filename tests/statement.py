@@ -36,10 +36,10 @@ class Parser:
     """Parser of Coq's arithmetic: sums, products, functions, ``fun x => …``."""
 
     def __init__(self, text: str) -> None:
-        self.rest = [*tokens(text), ""]
+        self.unread = [*tokens(text), ""]
 
     def take(self, *expected: str) -> str:
-        token = self.rest.pop(0)
+        token = self.unread.pop(0)
         if expected and token not in expected:
             raise ValueError(f"statement: expected {expected}; got {token!r}")
         return token
@@ -49,24 +49,24 @@ class Parser:
 
     def chain(self, operators: tuple[str, ...], part: Callable[[], Tree]) -> Tree:
         tree = part()
-        while self.rest[0] in operators:
+        while self.unread[0] in operators:
             tree = (self.take(), tree, part())
         return tree
 
     def negated(self) -> Tree:
-        if self.rest[0] == "-":
+        if self.unread[0] == "-":
             self.take()
             return ("negative", self.negated())
         function, *arguments = self.atoms()
         return ("apply", function, arguments) if arguments else function
 
     def atoms(self) -> Iterator[Tree]:
-        while re.match(r"\w|\(", self.rest[0]):
+        while re.match(r"\w|\(", self.unread[0]):
             token = self.take()
             if token != "(":
                 yield ("number", int(token)) if token.isdigit() else ("name", token)
                 continue
-            if self.rest[0] == "fun":
+            if self.unread[0] == "fun":
                 self.take()
                 self.take()  # the variable: every array has its axis anyway
                 self.take("=>")

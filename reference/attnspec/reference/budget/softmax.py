@@ -43,7 +43,7 @@ LARGEST_EXPONENT = 700.0
 """Exponents beyond this overflow in double precision."""
 
 LARGEST_INCREASE = 2.0**50
-"""Increase of a weight beyond which only the values bound the error of a pooled value."""
+"""Increase of a weight beyond which only the distance of values bounds errors."""
 
 
 @dataclass(frozen=True)
