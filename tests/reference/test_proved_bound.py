@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -13,8 +14,10 @@ import attnspec.reference.budget as budgets
 from attnspec.reference import REFERENCE
 from attnspec.reference.attention import scaled_dot_product_attention
 from attnspec.reference.budget import Judged, Rigorous, judged
+from attnspec.reference.budget.numbers import growth
 from attnspec.reference.budget.softmax import MANY_WEIGHTS
 from attnspec.spec.contract.precision import CLASSES, Precision
+from tests.modules import ROOT
 from tests.statement import Statement, definitions
 
 Array = np.ndarray[Any, Any]
@@ -88,6 +91,16 @@ def ratios(inputs: Inputs, monkeypatch: pytest.MonkeyPatch, texts: dict[str, str
     """The bound that is computed, divided by the one that is proved."""
     ratio: Array = inputs.bound(monkeypatch).budget / inputs.statement(texts)["result_bound"]
     return ratio
+
+
+def test_growth_is_the_function_of_the_proofs() -> None:
+    assert "Definition growth (u : R) (n : nat) : R := / (1 - u) ^ n - 1." in (ROOT / "proofs/Rounding.v").read_text()
+    assert "Definition expm1 (x : R) : R := exp x - 1." in (ROOT / "proofs/Bound.v").read_text()
+    for u in (2.0**-53, 2.0**-24, 2.0**-13):
+        for n in (1, 7, 66):
+            exact = 1 / (1 - Fraction(u)) ** n - 1
+            assert abs(Fraction(growth(u, n)) / exact - 1) < 2.0**-50
+            assert abs(Statement({"u": u, "n": n}, {"g": "growth u n"})["g"] / growth(u, n) - 1) < 2.0**-50
 
 
 def equal(ratio: Array) -> bool:
