@@ -131,6 +131,12 @@ def processors(session: nox.Session) -> None:
         session.error(f"tests failed under {'; '.join(failed)}")
 
 
+@nox.session(venv_backend="none")
+def proofs(session: nox.Session) -> None:
+    """Compile the proofs with Coq and print the theorems; nothing is installed, and ``coqc`` has to be there."""
+    session.run(sys.executable, "proofs/compile.py")
+
+
 @nox.session
 def conformance(session: nox.Session) -> None:
     """Judge a backend (``attnspec check``'s arguments); default: ``pytorch`` and ``torch-native``, isolated."""

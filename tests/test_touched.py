@@ -15,6 +15,7 @@ MUTANTS = "conformance/attnspec/conformance/mutants/masking.py"
         ("reference/attnspec/reference/vision.py", "tests/reference/test_vision.py", "tests/spec/test_annotations.py"),
         ("tests/budgets.py", "tests/backends/test_sdpa.py", "tests/conformance/test_cli.py"),
         ("tests/reference/test_shapes.py", "tests/reference/test_shapes.py", "tests/reference/test_edges.py"),
+        ("proofs/Bound.v", "tests/reference/test_proved_bound.py", "tests/reference/test_edges.py"),
         ("README.md", "tests/test_docs.py", "tests/conformance/test_mutants.py"),
     ],
 )

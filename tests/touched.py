@@ -72,6 +72,8 @@ def touched(changed: Collection[Path], prose_only: Collection[Path] = ()) -> lis
         path for path in TESTS if path.name.startswith("test_") and _files_used_by(path) & {*changed} - {*prose_only}
     }
     pages = {ROOT / "tests/test_docs.py"} if any(path.suffix == ".md" for path in changed) else set()
+    if any(path.is_relative_to(ROOT / "proofs") for path in changed):
+        pages |= {ROOT / "tests/test_proofs.py", ROOT / "tests/reference/test_proved_bound.py"}
     always_run = PROSE_TESTS if prose_only else ALWAYS
     return sorted({*always_run, *(str(path.relative_to(ROOT)) for path in importers | pages)})
 

@@ -1,5 +1,6 @@
 """Helpers of both error arithmetics: exact softmax, counts of equal terms, precision of integers."""
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -43,6 +44,11 @@ class Softmax(NamedTuple):
     summed: Numbers
     logarithm: Numbers
     masked: bool
+
+
+def growth(u: float, roundings: int) -> float:
+    """Relative error of so many roundings and divisions by rounded numbers: (1 − u)⁻ⁿ − 1."""
+    return math.expm1(-roundings * math.log1p(-u))
 
 
 def is_real(x: Any) -> bool:

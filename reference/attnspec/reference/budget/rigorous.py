@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from attnspec.reference.budget.error_array import UNKNOWN, Approximate
-from attnspec.reference.budget.numbers import SINGLE, Numbers, Softmax, magnitudes_product, singly_multiplied
+from attnspec.reference.budget.numbers import SINGLE, Numbers, Softmax, growth, magnitudes_product, singly_multiplied
 from attnspec.reference.budget.softmax import (
     LARGEST_EXPONENT,
     WeightErrors,
@@ -24,6 +24,15 @@ _EXP = 4.0
 _TANH = 8.0
 """Absolute error bound of tanh, in unit roundoffs. 1 − 2r with r = 1/(1 + exp 2x) counts each rounding of r twice, and
 r has four roundings where two terms share one division."""
+
+
+def _own_roundings(u: float) -> float:
+    """Factor that enlarges a bound: the oracle and the bound are themselves computed with roundings.
+
+    The oracle of float64 has at least 64 bits, that of other dtypes 53.
+    """
+    oracle = 2.0**-64 if u < SINGLE else 2.0**-53
+    return 1 + max(2 * oracle / u, 2.0**-30)
 
 
 class Rigorous(Approximate):
@@ -137,7 +146,7 @@ class Rigorous(Approximate):
         if p.inputs_smallest:
             self._note_peak(left)
             self._note_peak(right)
-        error = ((terms + 1) * p.accumulation + a.operand_rounding + b.operand_rounding) * absolute
+        error = (growth(p.accumulation, terms + 1) + a.operand_rounding + b.operand_rounding) * absolute
         if a.operand_step:
             matrices = a.ndim > 1 and b.ndim > 1
             error = error + a.operand_step * right.sum(-2 if b.ndim > 1 else -1, keepdims=matrices)
@@ -156,7 +165,7 @@ class Rigorous(Approximate):
         return self._rounded(value, error, 0.0, factors=factors, terms=terms)
 
     def _pooling_error(self, a: Self, b: Self, value: Numbers) -> Numbers:
-        """Error bound of pooled values o = Σ αⱼ vⱼ.
+        """Error bound of pooled values o = Σ αⱼ vⱼ: Definition ``bound`` of ``proofs/Bound.v``.
 
         The weights contribute at most Σ αⱼ expm1(δⱼ) |vⱼ − o| / L, where δⱼ bounds the error of a score and L is the
         least sum, and at most the distance to the farthest value. By the Cauchy–Schwarz inequality, this sum is at most
@@ -164,8 +173,7 @@ class Rigorous(Approximate):
         """
         p, w = self.precision, a.weights
         alpha, v = a.value, b.value
-        factor = alpha * w.relative
-        factor /= w.least_sum
+        factor = w.increase / w.least_sum
         total = factor.sum(-1, keepdims=True)
         squared = v**2
         squares, absolute = magnitudes_product(factor, squared), magnitudes_product(factor, b.magnitude)
@@ -183,22 +191,29 @@ class Rigorous(Approximate):
         highest = among(v, -inf).max(axis=-2, keepdims=True, initial=-inf)
         lowest = among(v, inf).min(axis=-2, keepdims=True, initial=inf)
         farthest = np.maximum(np.maximum(highest - value, value - lowest), 0)
-        weighting = np.minimum(np.sqrt(total * spread), np.where(np.isfinite(farthest), farthest, 0))
+        farthest = np.where(np.isfinite(farthest), farthest, 0)
+        weighting = np.where(w.unbounded, farthest, np.minimum(np.sqrt(total * spread), farthest))
         keys, u = a.shape[-1], p.accumulation
         counted = among(b.magnitude, 0.0)
-        # Roundings are relative to the sum with the erroneous weights, which may be larger than that with α.
-        moved = np.minimum(absolute, counted.max(-2, keepdims=True, initial=0.0))
         of_values = alpha @ b.error if b.has_errors else 0.0
-        mass = magnitudes_product(alpha, counted) + of_values + moved
-        roundings = (keys * u + p.weights + b.operand_rounding + 2 * u) * mass + (keys + 2) * u * np.abs(value)
+        # Roundings are relative to the sum with the erroneous weights, which may be larger than that with α.
+        largest = counted.max(-2, keepdims=True, initial=0.0)
+        mass = np.minimum(magnitudes_product(alpha, counted) / w.least_sum + absolute, largest)
+        mass = np.where(w.unbounded, largest, mass) + of_values
+        compounded = growth(u, keys + 2)
+        # The sum that divides may be that of the rounded weights.
+        lost = p.weights + 4 * keys * p.weights_smallest
+        common = (w.common + compounded + w.common * compounded + lost) / (1 - lost) if lost < 1 else np.inf
+        roundings = (1 + compounded) * (p.weights + b.operand_rounding) + compounded
         sums = counted.sum(-2, keepdims=True)
         self._note_peak(sums)
-        underflow = b.operand_step + 4 * (keys * p.smallest + p.weights_smallest * sums)
+        underflow = 4 * (1 + roundings) * (keys * p.smallest + p.weights_smallest * sums)
         if p.weights_scaled:
             # The largest weight of a row may itself be larger than computed.
-            underflow = underflow + a.weight_errors @ counted + p.weights_scaled * moved
-        error: Numbers = weighting + of_values + roundings + underflow + w.common * np.abs(value)
-        return error
+            underflow = underflow + a.weight_errors @ counted + p.weights_scaled * np.minimum(absolute, largest)
+        pooling = roundings * mass + underflow
+        error: Numbers = weighting + common * (np.abs(value) + weighting) + (1 + common) * pooling
+        return (error + of_values + b.operand_step) * _own_roundings(u)
 
     def _softmax(self, softmax: Softmax) -> Self:
         weights, error, errors = rigorous_weights(softmax, self.error, self.precision)

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from attnspec.reference.budget.error_array import UNKNOWN, WIDTH
-from attnspec.reference.budget.numbers import SINGLE, Numbers, Softmax, as_double, longest_runs
+from attnspec.reference.budget.numbers import (
+    LEAST_SINGLE,
+    SINGLE,
+    Numbers,
+    Softmax,
+    as_double,
+    growth,
+    longest_runs,
+)
 from attnspec.reference.normalization import log_softmax
 from attnspec.spec.contract.precision import Precision
 
@@ -34,20 +42,25 @@ MANY_WEIGHTS = 2**16
 LARGEST_EXPONENT = 700.0
 """Exponents beyond this overflow in double precision."""
 
+LARGEST_INCREASE = 2.0**50
+"""Increase of a weight beyond which only the distance of values bounds errors."""
+
 
 @dataclass(frozen=True)
 class WeightErrors:
-    """Bounds of the relative errors of softmax weights, from which pooled values get their bound.
+    """Bounds of the errors of softmax weights, from which pooled values get their bound.
 
-    ``relative`` bounds the relative errors of the exponentials. ``least_sum`` is a lower bound of their sum, relative
-    to the exact sum. ``common`` bounds the relative error that all weights of a row share if they are computed as
-    exp(e − log Σ exp e) with a rounded logarithm.
+    ``increase`` is α expm1(δ), the largest increase of a weight before it is divided by the sum. ``least_sum`` is a
+    lower bound of that sum, relative to the exact one. ``common`` bounds the relative error that all weights of a row
+    share if they are computed as exp(e − log Σ exp e) with a rounded logarithm. ``unbounded`` marks rows in which a
+    weight may increase so much that only the values bound the error.
     """
 
-    relative: Numbers
+    increase: Numbers
     least_sum: Numbers
     attendable: Numbers
     common: Numbers
+    unbounded: Numbers
 
 
 def statistical_weights(
@@ -105,38 +118,56 @@ def statistical_weights(
 
 
 def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers, WeightErrors]:
-    """Return weights, error bounds (both (..., n, m)) and relative errors from the scores' bounds."""
+    """Return weights, error bounds (both (..., n, m)) and `WeightErrors` from the scores' bounds.
+
+    The bound δ of a score's error is widened by the shift and the exponential: Definition ``delta`` of
+    ``proofs/Bound.v``.
+    """
     p, u = precision, precision.accumulation
     weights, shifted, attendable, _, logarithm, masked = softmax
     dtype = _dtype_of_errors(weights, p)
-    alpha = weights.astype(dtype, copy=False)
+    alpha, epsilon = weights.astype(dtype, copy=False), np.finfo(dtype).eps
+    errors = errors.astype(dtype, copy=False)
+    if masked:
+        errors = np.where(attendable, errors, dtype.type(0))
     delta = np.abs(shifted, dtype=dtype, casting="same_kind")
     delta *= 3 * u
-    delta += errors.astype(dtype, copy=False)
-    delta += 6 * u
+    delta += errors
+    delta += 6 * u * (1 + errors.max(-1, keepdims=True, initial=0.0))
+    large = bool(delta.max(initial=0.0) > 1)
+    exponents = shifted + delta.astype(np.float64) if large else None
     # Exponentials of more overflow in this dtype.
     np.minimum(delta, LARGEST_EXPONENT if dtype == np.float64 else LARGEST_EXPONENT / 8, out=delta)
-    if masked:
-        delta = np.where(attendable, delta, dtype.type(0))
-    least_sum = _least_sum(alpha, delta)
-    relative = np.expm1(delta, out=delta)
-    error = alpha * relative
-    complement = 1 - alpha
-    # Σ of the others' growth, at most (1 − α) times the largest: see `statistical_weights`.
-    others = error.sum(-1, keepdims=True) * (1 + 4 * np.finfo(dtype).eps) - error
-    np.minimum(others, complement * relative.max(-1, keepdims=True, initial=0.0), out=others)
+    least_sum = _least_sum(alpha, delta) * (1 - 16 * epsilon)
+    relative = np.expm1(delta)
+    highest = relative.max(-1, keepdims=True, initial=0.0)
+    increase = np.multiply(alpha, relative, out=relative)
+    unbounded = np.zeros(least_sum.shape, bool)
+    if exponents is not None:
+        # Where α underflows and δ is large, their product need not: a kernel may give the key all the weight.
+        exponents += np.log(np.maximum(as_double(weights).max(-1, keepdims=True, initial=0.0), LEAST_SINGLE))
+        grown = np.exp(np.minimum(exponents, LARGEST_EXPONENT)) - weights
+        grown = np.where((delta > 1) & attendable, grown, increase)
+        unbounded = grown.max(-1, keepdims=True, initial=0.0) > LARGEST_INCREASE
+        increase = np.minimum(grown, LARGEST_INCREASE).astype(dtype)
+    # 1 − α cancels where one key has nearly all the weight.
+    complement = (1 + epsilon) - alpha
+    # Σ of the others' increases, at most (1 − α) times the largest: see `statistical_weights`.
+    others = increase.sum(-1, keepdims=True) * (1 + 4 * epsilon) - increase
+    np.minimum(others, complement * highest, out=others)
     np.maximum(others, 0.0, out=others)
     others *= alpha
-    error *= complement
+    error = increase * complement
     error += others
     error /= least_sum
-    np.minimum(error, np.maximum(alpha, 1 - alpha), out=error)
+    error = np.where(unbounded, 1.0, error).astype(dtype) if large else error
+    np.minimum(error, np.maximum(alpha, complement), out=error)
     common = 2 * u * logarithm
-    error += ((attendable.shape[-1] + 2) * u + common).astype(dtype) * alpha
-    error *= 1 + 8 * np.finfo(dtype).eps
+    error += (growth(u, attendable.shape[-1] + 2) + common).astype(dtype) * alpha
+    error *= 1 + 8 * epsilon
     error += p.weights_smallest
     error = np.where(attendable, error, 0.0) if masked else error
-    return weights, error, WeightErrors(relative, least_sum, attendable, common)
+    return weights, error, WeightErrors(increase, least_sum, attendable, common, unbounded)
 
 
 def _dtype_of_errors(weights: Numbers, precision: Precision) -> np.dtype[Any]:

@@ -1,0 +1,268 @@
+"""The computed bound is the proved one, and honest kernels stay within it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import attnspec.reference.budget as budgets
+from attnspec.reference import REFERENCE
+from attnspec.reference.attention import scaled_dot_product_attention
+from attnspec.reference.budget import Judged, Rigorous, judged
+from attnspec.reference.budget.numbers import growth
+from attnspec.reference.budget.softmax import MANY_WEIGHTS
+from attnspec.spec.contract.precision import CLASSES, Precision
+from tests.modules import ROOT
+from tests.statement import Statement, definitions
+
+Array = np.ndarray[Any, Any]
+DTYPES = {"ieee32": np.float32, "ieee64": np.float64, "mixed-float16": np.float16, "mixed-bfloat16": ml_dtypes.bfloat16}
+WIDER = 1.002
+"""Largest quotient of computed and proved bound: it allows for the oracle's roundings."""
+
+
+@dataclass
+class Inputs:
+    """One query each with its keys, one coordinate of their values, and the attendable keys."""
+
+    precision: Precision
+    query: Array
+    key: Array
+    value: Array
+    attendable: Array
+
+    def bound(self, monkeypatch: pytest.MonkeyPatch) -> Judged:
+        """The rigorous bound alone, without the smaller statistical budget."""
+        arguments = {"query": self.query, "key": self.key, "value": self.value}
+        with monkeypatch.context() as patch:
+            patch.setattr(budgets, "WIDTH", np.inf)
+            mask = np.swapaxes(self.attendable, 1, 2)
+            result: Judged = judged(scaled_dot_product_attention, {**arguments, "mask": mask}, self.precision)
+        return result
+
+    def statement(self, texts: dict[str, str] | None = None) -> Statement:
+        p = self.precision
+        q, k, v = (x.astype(np.float64) for x in (self.query, self.key, self.value))
+        numbers = {
+            "u": p.accumulation,
+            "smallest": p.smallest,
+            "omega": p.weights,
+            "weights_smallest": p.weights_smallest,
+            "output": p.output,
+            "output_smallest": p.output_smallest,
+            "d": q.shape[-1],
+            "m": k.shape[-2],
+        }
+        statement = Statement({**numbers, "q": q, "k": k, "v": v, "A": self.attendable}, texts)
+        total = np.where(self.attendable, np.exp(statement["shifted"]), 0).sum(1, keepdims=True)
+        logarithm = np.where(total == 1, 0, np.abs(statement["highest"] + np.log(total)))
+        statement.values["lambda"] = 2 * p.accumulation * logarithm
+        return statement
+
+
+def draw(rng: np.random.Generator, name: str, count: int) -> Inputs:
+    """Inputs of one shape: scores and values of any size, some tiny."""
+    dtype, p = DTYPES[name], CLASSES[name]
+    d, m = int(rng.choice([1, 2, 5, 16, 64])), int(rng.choice([1, 2, 3, 8, 60, 300]))
+    size = 10 ** rng.uniform(-2, 1.5, (count, 1, 1))
+    query, key = size * rng.standard_normal((count, 1, d)), rng.standard_normal((count, m, d))
+    tiny = rng.random((count, 1, 1)) < 0.3
+    value = rng.standard_normal((count, m, 1)) * np.where(
+        tiny, p.output_smallest, 10 ** rng.uniform(-3, 3, (count, 1, 1))
+    )
+    value *= rng.random((count, m, 1)) < rng.choice([1.0, 0.3])
+    attendable = rng.random((count, m, 1)) < rng.choice([1.0, 0.5])
+    attendable[np.arange(count), rng.integers(0, m, count)] = True
+    return Inputs(p, query.astype(dtype), key.astype(dtype), value.astype(dtype), attendable)
+
+
+def draws(seed: int, shapes: int, count: int) -> Iterator[Inputs]:
+    rng = np.random.default_rng(seed)
+    for i in range(shapes):
+        yield draw(rng, [*DTYPES][i % len(DTYPES)], count)
+
+
+def ratios(inputs: Inputs, monkeypatch: pytest.MonkeyPatch, texts: dict[str, str] | None = None) -> Array:
+    """The bound that is computed, divided by the one that is proved."""
+    ratio: Array = inputs.bound(monkeypatch).budget / inputs.statement(texts)["result_bound"]
+    return ratio
+
+
+def test_growth_is_the_function_of_the_proofs() -> None:
+    assert "Definition growth (u : R) (n : nat) : R := / (1 - u) ^ n - 1." in (ROOT / "proofs/Rounding.v").read_text()
+    assert "Definition expm1 (x : R) : R := exp x - 1." in (ROOT / "proofs/Bound.v").read_text()
+    for u in (2.0**-53, 2.0**-24, 2.0**-13):
+        for n in (1, 7, 66):
+            exact = 1 / (1 - Fraction(u)) ** n - 1
+            assert abs(Fraction(growth(u, n)) / exact - 1) < 2.0**-50
+            assert abs(Statement({"u": u, "n": n}, {"g": "growth u n"})["g"] / growth(u, n) - 1) < 2.0**-50
+
+
+def equal(ratio: Array) -> bool:
+    return bool(ratio.min() >= 1 - 2.0**-50 and ratio.max() <= WIDER)
+
+
+def test_the_bound_is_the_proved_one_on_ten_thousand_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(equal(ratios(inputs, monkeypatch)) for inputs in draws(1, 100, 100))
+
+
+def test_the_bound_of_a_score_is_the_proved_one() -> None:
+    """Also among the smallest numbers, whose errors the bound of a result does not show."""
+    for inputs in draws(2, 8, 5):
+        for scale in (1.0, 2.0**-60, 2.0**-63):
+            small = Inputs(CLASSES["ieee32"], inputs.query * scale, inputs.key * scale, inputs.value, inputs.attendable)
+            arrays = (
+                Rigorous(x.astype(np.float64), 0.0, small.precision, is_input=True) for x in (small.query, small.key)
+            )
+            ratio = REFERENCE["scaled_dot_scores"](*arrays).error / np.swapaxes(small.statement()["score_error"], 1, 2)
+            assert abs(ratio - 1).max() < 1e-9
+
+
+TEXTS = definitions()
+CONSTANTS = [(name, *match.span()) for name, text in TEXTS.items() for match in re.finditer(r"\b\d+\b", text)]
+UNSEEN = {"score", "magnitude", "dot_error"}
+"""Constants of sums from 0, and those that only the test of scores shows."""
+
+
+@pytest.mark.parametrize(("name", "start", "end"), [x for x in CONSTANTS if x[0] not in UNSEEN])
+def test_no_constant_of_the_statement_can_change(
+    name: str, start: int, end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    for change in (-1, 1):
+        constant = str(int(TEXTS[name][start:end]) + change)
+        texts = {**TEXTS, name: TEXTS[name][:start] + constant + TEXTS[name][end:]}
+        with np.errstate(all="ignore"):
+            seen.append(not all(equal(ratios(inputs, monkeypatch, texts)) for inputs in draws(0, 24, 20)))
+    assert any(seen), "neither a smaller nor a larger constant is noticed"
+
+
+def test_the_bound_of_many_weights_is_at_least_the_proved_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their errors are in single precision, where squares underflow: the sum of `Pooling.pooling_error` counts."""
+    texts = {**TEXTS, "weighting": "Rmin (sum (fun j => factor j * Rabs (v j - o)) A) farthest"}
+    large = [inputs for inputs in draws(7, 24, 2000) if inputs.attendable.size >= MANY_WEIGHTS]
+    assert len(large) > 5
+    for inputs in large:
+        assert ratios(inputs, monkeypatch, texts).min() >= 1 - 2.0**-50
+
+
+# Honest kernels -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Attention as the theorem allows it, in one order of summation."""
+
+    order: str = "sequential"
+    scale: str = "after"
+    base: int = 2
+    divides: str = "after"
+    sums: str = "unrounded"
+
+    def total(self, terms: Array) -> Array:
+        """Sum over the first axis."""
+        if self.order == "tree":
+            while len(terms) > 1:
+                last = terms[len(terms) // 2 * 2 :]
+                terms = np.concatenate([terms[:-1:2] + terms[1::2], last])
+            terms = terms[:1]
+        result: Array = terms[0]
+        for term in terms[1:]:
+            result = result + term
+        return result
+
+    def dot(self, x: Array, y: Array) -> Array:
+        """Sum of products over the first axis.
+
+        Products of float32 are exact in float64, for fused multiply-adds.
+        """
+        if self.order == "reversed":
+            x, y = x[::-1], y[::-1]
+        if self.order != "fused" or x.dtype == np.float64:
+            return self.total(x * y)
+        result: Array = x[0] * y[0]
+        for a, b in zip(x[1:], y[1:], strict=True):
+            result = (a.astype(np.float64) * b + result).astype(np.float32)
+        return result
+
+    def __call__(self, inputs: Inputs) -> Array:
+        dtype = np.float64 if inputs.precision.dtype == "float64" else np.float32
+        stored = inputs.query.dtype
+        q, k, v, attendable = (
+            np.moveaxis(x, 0, -1) for x in (inputs.query, inputs.key, inputs.value, inputs.attendable)
+        )
+        q, k, v = (x.astype(dtype) for x in (q, k, v))
+        root = np.sqrt(dtype(len(q[0])))
+        if self.scale == "before":
+            q = q * (1 / root)
+        e = self.dot(np.moveaxis(q, 1, 0), np.moveaxis(k, 1, 0))
+        e = e * (1 / root) if self.scale == "after" else e / root if self.scale == "division" else e
+        keys = attendable[:, 0]
+        shifted = np.where(keys, e - np.where(keys, e, -np.inf).max(0), -np.inf)
+        w = np.exp2(shifted * dtype(1 / np.log(2))) if self.base == 2 else np.exp(shifted)
+        if self.divides == "before":
+            w = w / self.total(w)
+            return self.dot(w.astype(stored).astype(dtype), v[:, 0]).astype(stored)
+        rounded = w.astype(stored).astype(dtype)
+        total = self.total(rounded if self.sums == "rounded" else w)
+        pooled = self.dot(rounded, v[:, 0])
+        return (pooled * (1 / total) if self.divides == "by reciprocal" else pooled / total).astype(stored)
+
+
+KERNELS = [
+    Kernel(),
+    Kernel("reversed", "before", divides="by reciprocal"),
+    Kernel("fused", "division", 10),
+    Kernel("tree", sums="rounded"),
+    Kernel("sequential", "division", divides="before"),
+    Kernel("fused", "before", sums="rounded"),
+]
+
+
+def test_honest_kernels_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = dict.fromkeys(KERNELS, 0.0)
+    for inputs in draws(3, 100, 100):
+        bound = inputs.bound(monkeypatch)
+        for kernel in KERNELS:
+            error = np.abs(kernel(inputs) - bound.value[:, 0, 0])
+            largest[kernel] = max(largest[kernel], float((error / bound.budget[:, 0, 0]).max()))
+    assert max(largest.values()) <= 1
+    assert min(largest.values()) > 0.05, largest  # the bound is not far above what they err
+
+
+def test_a_kernel_may_divide_by_the_sum_of_rounded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One weight is rounded up, all others down: numerator, sum and result err alike."""
+    key = np.full((1, 200, 1), -0.359375, ml_dtypes.bfloat16)
+    key[0, :2, 0] = 0, -1.4765625
+    value = np.zeros_like(key)
+    value[0, 1] = 1
+    inputs = Inputs(
+        CLASSES["mixed-bfloat16"], np.full((1, 1, 1), 1.875, key.dtype), key, value, np.ones(key.shape, bool)
+    )
+    bound = inputs.bound(monkeypatch)
+    unit = 2.0**-8 * bound.value[0, 0, 0]
+    error = abs(float(Kernel(sums="rounded")(inputs)[0]) - bound.value[0, 0, 0])
+    assert 2.7 * unit < error < bound.budget[0, 0, 0] < 3.1 * unit
+
+
+def test_a_key_whose_weight_underflows_may_have_half_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two products of 2³⁵ cancel: their score is −1,238, and 0 in float32."""
+    query = np.array([[[12082759, 16396293]]], np.float32) / 64
+    key = np.array([[[0, 0], [12582038, -9271958]]], np.float32) / 64
+    inputs = Inputs(CLASSES["ieee32"], query, key, np.array([[[1], [2]]], np.float32), np.ones((1, 2, 1), bool))
+    bound = inputs.bound(monkeypatch)
+    assert bound.value[0, 0, 0] == 1
+    assert Kernel()(inputs)[0] == 1.5
+    assert 1 <= bound.budget[0, 0, 0] < 1.001
+
+
+def test_a_row_without_keys_has_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = np.ones((1, 1, 1), np.float32)
+    bound = Inputs(CLASSES["ieee32"], one, one, one, np.zeros((1, 1, 1), bool)).bound(monkeypatch)
+    assert bound.value[0, 0, 0] == 0
+    assert 0 <= bound.budget[0, 0, 0] < 1e-36
