@@ -296,6 +296,9 @@ def test_the_page_on_errors_shows_what_the_command_says(command: str, message: s
     pytest.importorskip("torch", reason="PyTorch is not installed")
     (tmp_path / "imported.py").write_text("from torch import softmax\n")
     (tmp_path / "empty.py").write_text("name = 'empty'\n")
+    (tmp_path / "sdpa.py").write_text("def sdpa(query, key, value):\n    return value\n")
+    options = "def scaled_dot_product_attention(query, key, value, *, mask=None, is_causal=False):\n    return value\n"
+    (tmp_path / "renamed.py").write_text(f"name = 'renamed'\n{options}")
     words = [sys.executable, "-m", *command.split()]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (2, f"attnspec: {message}")

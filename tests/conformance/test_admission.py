@@ -87,6 +87,26 @@ def test_other_signatures_are_admitted(function: Any) -> None:
     assert Contract.of(backend(function, vjp=print)).operations == ("rnn_cell",)
 
 
+@pytest.mark.parametrize(
+    ("options", "limits", "got"),
+    [
+        ("attn_mask=None, causal=False", {}, "an option 'mask'; got 'attn_mask'"),
+        ("mask=None, is_causal=False", {"mask": False}, "an option 'causal'; got 'is_causal'"),
+        ("attn_mask=None, causal=False", {"mask": False}, ""),
+        ("mask=None, causal=False, is_fast=True", {}, ""),
+    ],
+)
+def test_an_option_with_another_name_is_refused(options: str, limits: Any, got: str) -> None:
+    made: dict[str, Any] = {}
+    exec(f"def attend(query, key, value, *, {options}): return value", made)
+    backend = SimpleNamespace(name="mine", limits=limits, scaled_dot_product_attention=made["attend"])
+    if not got:
+        assert Contract.of(backend).operations == ("scaled_dot_product_attention",)
+        return
+    with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: expected {got}. Rename it"):
+        Contract.of(backend)
+
+
 def test_laws_are_selected_by_patterns() -> None:
     contract = Contract.of(load("reference"))
     chosen = {law for case in Plan.of(contract, Settings(laws=("masking.*",))).cases for law in case.laws}

@@ -152,7 +152,7 @@ def _limits(search: Search) -> None:
     if not any(r.reason == Reason.RAISED and says_refused(r.message) for r in search.violated.values()):
         return
     refused = search.refusals()
-    search.evidence = {name: f"raised {message}" for name, message in refused.exceptions.items()}
+    search.evidence = {name: f"raised {message}" for name, message in refused.exceptions.items() if message}
     if refused.everything:
         search.changes["limits"] = {REFUSED: True}
         search.laws |= dict.fromkeys(search.violated, "limits")

@@ -59,6 +59,7 @@ class Contract:
         if not isinstance(notes, Mapping):
             raise ValueError(f"notes: expected a mapping of strings; got {type(notes).__name__}")
         limits = Limits.of(getattr(backend, "limits", None))
+        _demand_option_names(backend, operations, limits)
         kind = limits.chosen_device(device).partition(":")[0]
         on_device = _declared_on(backend, kind)
         declared = {name: getattr(backend, name, None) for name in BY_DEVICE} | on_device
@@ -124,6 +125,26 @@ def _demand_argument_names(backend: Any, operations: Iterable[str]) -> None:
                 raise ValueError(
                     f"{operation}: expected an argument {name!r}, since vjp passes arguments by name; got {got!r}. "
                     f"The signature is ({', '.join(expected)})"
+                )
+
+
+def _demand_option_names(backend: Any, operations: Iterable[str], limits: Limits) -> None:
+    """Raise ``ValueError`` for an option such as ``attn_mask`` in place of ``mask``.
+
+    A backend that is judged without the option declares so.
+    """
+    for operation in operations:
+        try:
+            parameters = inspect.signature(getattr(backend, operation)).parameters
+        except (ValueError, TypeError):
+            continue  # a function that is not written in Python has no signature
+        for option in sorted(OPERATIONS[operation].keyword_only - set(parameters)):
+            similar = [name for name in parameters if option in name.split("_")]
+            if similar and (getattr(limits, option) if option in ("mask", "causal") else limits.has(option)):
+                declaration = f"{option} = False" if option in ("mask", "causal") else f"features without {option!r}"
+                raise ValueError(
+                    f"{operation}: expected an option {option!r}; got {similar[0]!r}. Rename it, or declare limits "
+                    f"{declaration} if it means something else"
                 )
 
 

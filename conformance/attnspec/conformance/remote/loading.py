@@ -10,7 +10,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from attnspec.conformance.judging.declaration import Contract, place_of_attributes
@@ -123,9 +123,18 @@ def _only_backend(module: Any, name: str) -> Any:
         raise BackendError(_nameless(module, name, defined or functions, candidates))
     if not candidates:
         known = ", ".join(list(OPERATIONS)[:3])
-        raise BackendError(f"backend {name!r}: expected operations such as {known}, …; got a module without any")
+        others = ", ".join(_functions_in(module)[:5])
+        got = f"only {others}: 'attnspec list' prints the names" if others else "a module without any"
+        raise BackendError(f"backend {name!r}: expected operations such as {known}, …; got {got}")
     names = sorted(k for k, x in vars(module).items() if any(x is c for c in candidates))
     raise BackendError(f"backend {name!r}: expected one backend; got {', '.join(names)}: name one as {name}:{names[0]}")
+
+
+def _functions_in(module: Any) -> list[str]:
+    """Return the public functions that a module defines, and the methods of its classes."""
+    own = [(name, x) for name, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__]
+    methods = [(f"{c}.{name}", x) for c, owner in own if isinstance(owner, type) for name, x in vars(owner).items()]
+    return [name for name, x in own + methods if isinstance(x, FunctionType) and "_" not in (name[0], x.__name__[0])]
 
 
 def _is_backend(module: Any) -> bool:
