@@ -13,9 +13,9 @@ def has_queries_and_keys(operation: Operation) -> bool:
 
 VIEWS_EQUAL_COPIES = law(
     "storage.views-equal-copies",
-    "A view gives the result of its copy, whether it is packed, padded, strided, repeated, transposed or reversed, "
-    "holds wide vectors or masks, or begins at an offset. This includes views whose rows lie so far apart that an "
-    "offset needs more than 31 bits.",
+    "A view gives the result of its copy, whether it is packed, padded, strided, repeated, transposed, reversed or "
+    "negated by a flag (PyTorch's `resolve_neg`), holds wide vectors or masks, or begins at an offset. This includes "
+    "views whose rows lie so far apart that an offset needs more than 31 bits.",
     formula=r"f(\operatorname{view} x) = f(x),\ \text{also for strides} \ge 2^{31}",
     governs=takes_arrays,
 )
