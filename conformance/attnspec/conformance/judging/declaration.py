@@ -129,7 +129,7 @@ def _demand_argument_names(backend: Any, operations: Iterable[str]) -> None:
 
 
 def _demand_option_names(backend: Any, operations: Iterable[str], limits: Limits) -> None:
-    """Raise ``ValueError`` for an option such as ``attn_mask`` in place of ``mask``.
+    """Raise ``ValueError`` for an option whose name only contains the Protocol's, as in PyTorch.
 
     A backend that is judged without the option declares so.
     """
@@ -140,8 +140,8 @@ def _demand_option_names(backend: Any, operations: Iterable[str], limits: Limits
             continue  # a function that is not written in Python has no signature
         for option in sorted(OPERATIONS[operation].keyword_only - set(parameters)):
             similar = [name for name in parameters if option in name.split("_")]
-            if similar and (getattr(limits, option) if option in ("mask", "causal") else limits.has(option)):
-                declaration = f"{option} = False" if option in ("mask", "causal") else f"features without {option!r}"
+            if similar and getattr(limits, option, limits.has(option)):
+                declaration = f"{option} = False" if hasattr(limits, option) else f"features without {option!r}"
                 raise ValueError(
                     f"{operation}: expected an option {option!r}; got {similar[0]!r}. Rename it, or declare limits "
                     f"{declaration} if it means something else"
