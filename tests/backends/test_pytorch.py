@@ -151,11 +151,18 @@ def projected(x: Tensor, memory: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, 
 def heads(
     query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, **options: Any
 ) -> Tensor:
-    return joined(query, key, value, w_q, w_k, w_v, **options) @ w_o.mT
+    return joined(query, key, value, w_q, w_k, w_v, scaled, **options) @ w_o.mT
 
 
-def joined(query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **options: Any) -> Tensor:
-    each = [scaled(query @ q.mT, key @ k.mT, value @ v.mT, **options) for q, k, v in zip(w_q, w_k, w_v, strict=True)]
+def unscaled(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return weights(q @ k.mT, **options) @ v
+
+
+def joined(
+    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor,
+    attention: Callable[..., Tensor] = unscaled, **options: Any,
+) -> Tensor:  # fmt: skip
+    each = [attention(query @ q.mT, key @ k.mT, value @ v.mT, **options) for q, k, v in zip(w_q, w_k, w_v, strict=True)]
     return torch.cat(each, -1)
 
 

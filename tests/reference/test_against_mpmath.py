@@ -91,9 +91,9 @@ def scaled(q: Row, k: Row) -> Any:
     return dot(q, k) / mp.sqrt(len(q))
 
 
-def join_heads(a: dict[str, Any]) -> list[list[Any]]:
+def join_heads(a: dict[str, Any], score: Callable[..., Any] = dot) -> list[list[Any]]:
     each = [
-        attend(scaled, linear(a["query"], w_q), linear(a["key"], w_k), linear(a["value"], w_v), a)
+        attend(score, linear(a["query"], w_q), linear(a["key"], w_k), linear(a["value"], w_v), a)
         for w_q, w_k, w_v in zip(a["w_q"], a["w_k"], a["w_v"], strict=True)
     ]
     return side_by_side(each)
@@ -114,7 +114,7 @@ def additive_heads(a: dict[str, Any]) -> list[list[Any]]:
 
 
 def heads(a: dict[str, Any]) -> list[list[Any]]:
-    return linear(join_heads(a), a["w_o"])
+    return linear(join_heads(a, scaled), a["w_o"])
 
 
 def context(score: Callable[[Row, int], Any], a: dict[str, Any]) -> Row:

@@ -106,6 +106,7 @@ KWON = Source(
     "Kwon 2023", "Efficient memory management for large language model serving with PagedAttention (arXiv:2309.06180)"
 )
 LUONG = Source("Luong 2015", "Effective approaches to attention-based neural machine translation (arXiv:1508.04025)")
+OPENAI = Source("OpenAI 2025", "gpt-oss-120b & gpt-oss-20b model card (arXiv:2508.10925)")
 OKTAY = Source("Oktay 2018", "Attention U-Net: learning where to look for the pancreas (arXiv:1804.03999)")
 ONNX = Source("ONNX", "Open Neural Network Exchange: operators", url="https://onnx.ai/onnx/operators/")
 PRESS = Source(
@@ -146,6 +147,7 @@ PAPERS = (
     LUONG,
     OKTAY,
     ONNX,
+    OPENAI,
     PRESS,
     RADFORD,
     SRIVASTAVA,
