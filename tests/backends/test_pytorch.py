@@ -329,9 +329,13 @@ def earlier_states(x: Tensor, state: Tensor, parameters: Any, lengths: Tensor | 
     return weights(states @ states.mT, mask) @ states, states, final
 
 
-def normalized(x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
+def normalized(x: Tensor, parameters: LayerNormParameters[Tensor], epsilon: float = 1e-5) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
-    return parameters.gain * centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() + parameters.bias
+    return parameters.gain * centred / (centred.square().mean(-1, keepdim=True) + epsilon).sqrt() + parameters.bias
+
+
+def rms_normalized(x: Tensor, weight: Tensor, epsilon: float = 1e-6) -> Tensor:
+    return weight * x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt()
 
 
 def perceptron(x: Tensor, parameters: FeedForwardParameters[Tensor]) -> Tensor:
@@ -612,6 +616,8 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "rnn_cell": rnn,
     "rnn_output": lambda state, w_hq, b_q: state @ w_hq + b_q,
     "layer_norm": normalized,
+    "rms_norm": rms_normalized,
+    "add_rms_norm": lambda x, residual, weight, **how: (rms_normalized(x + residual, weight, **how), x + residual),
     "feed_forward": perceptron,
     "gru_cell": gru,
     "lstm_cell": lstm,

@@ -303,13 +303,19 @@ def earlier_states(a: dict[str, Any]) -> Any:
 CELLS = {"rnn": rnn_cell, "gru": gru, "lstm": lstm}
 
 
-def normalized(rows: Rows, p: Any) -> list[list[Any]]:
+def normalized(rows: Rows, p: Any, epsilon: float = EPSILON) -> list[list[Any]]:
     result = []
     for row in rows:
         mean = mp.fsum(row) / len(row)
-        deviation = mp.sqrt(mp.fsum((x - mean) ** 2 for x in row) / len(row) + mp.mpf(float(EPSILON)))
+        deviation = mp.sqrt(mp.fsum((x - mean) ** 2 for x in row) / len(row) + mp.mpf(float(epsilon)))
         result.append([g * (x - mean) / deviation + b for x, g, b in zip(row, p.gain, p.bias, strict=True)])
     return result
+
+
+def rms_normalized(row: Row, a: dict[str, Any]) -> list[Any]:
+    more = 1 if choice("rms_weight") == "plus-one" else 0
+    root = mp.sqrt(mp.fsum(x**2 for x in row) / len(row) + mp.mpf(float(a.get("epsilon", 1e-6))))
+    return [(w + more) * x / root for x, w in zip(row, a["weight"], strict=True)]
 
 
 def attend_in_heads(x: Rows, memory: Rows, p: Any, a: dict[str, Any]) -> Any:
@@ -767,7 +773,11 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "concat_positions": lambda a: [[*r, *s] for r, s in zip(a["x"], a["p"], strict=True)],
     "rnn_cell": rnn_cell,
     "rnn_output": lambda a: affine(a["state"], a["w_hq"], a["b_q"]),
-    "layer_norm": lambda a: normalized([a["x"]], a["parameters"])[0],
+    "layer_norm": lambda a: normalized([a["x"]], a["parameters"], a.get("epsilon", EPSILON))[0],
+    "rms_norm": lambda a: rms_normalized(a["x"], a),
+    "add_rms_norm": lambda a: (lambda z: [rms_normalized(z, a), z])(
+        [x + r for x, r in zip(a["x"], a["residual"], strict=True)]
+    ),
     "feed_forward": lambda a: perceptron(a["x"], a["parameters"]),
     "gru_cell": gru,
     "lstm_cell": lstm,

@@ -126,6 +126,7 @@ SRIVASTAVA = Source(
 SU = Source("Su 2021", "RoFormer: enhanced transformer with rotary position embedding (arXiv:2104.09864)")
 VASWANI = Source("Vaswani 2017", "Attention is all you need (arXiv:1706.03762)")
 WANG = Source("Wang 2018", "Non-local neural networks (arXiv:1711.07971)")
+ZHANG = Source("Zhang 2019", "Root mean square layer normalization (arXiv:1910.07467)")
 XIAO = Source("Xiao 2024", "Efficient streaming language models with attention sinks (arXiv:2309.17453)")
 XU = Source(
     "Xu 2015", "Show, attend and tell: neural image caption generation with visual attention (arXiv:1502.03044)"
@@ -156,5 +157,6 @@ PAPERS = (
     WANG,
     XIAO,
     XU,
+    ZHANG,
 )
 SOURCES: Mapping[str, Source] = {s.key: s for s in (S0, S1, S2, S3, S4, *PAPERS)}
