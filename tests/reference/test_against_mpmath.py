@@ -312,6 +312,40 @@ def normalized(rows: Rows, p: Any, epsilon: float = EPSILON) -> list[list[Any]]:
     return result
 
 
+def linear_recurrence(a: dict[str, Any]) -> list[Any]:
+    """Each result as a sum over the earlier steps: with the delta rule, products of matrices I − βkkᵀ."""
+    steps, heads_k, d = len(a["query"][0]), len(a["key"]), len(a["state"][0])
+    scale = a["scale"] if a.get("scale") is not None else 1 / mp.sqrt(d)
+
+    def transition(h: int, i: int) -> Any:
+        rates = [mp.exp(x) for x in a["decay"][h][i]] if a.get("decay") is not None else [1]
+        decayed = mp.diag([rates[c % len(rates)] for c in range(d)])
+        if a.get("beta") is None:
+            return decayed
+        k = mp.matrix([*a["key"][h][i]])
+        return (mp.eye(d) - a["beta"][h][i] * k * k.T) * decayed
+
+    def written(h: int, i: int) -> Any:
+        k, v = mp.matrix([*a["key"][h][i]]), mp.matrix([*a["value"][h][i]])
+        return (1 if a.get("beta") is None else a["beta"][h][i]) * k * v.T
+
+    def state(h: int, i: int) -> Any:
+        s = mp.matrix([[*row] for row in a["state"][h]])
+        for j in range(i):
+            s = transition(h, j) * s + written(h, j)
+        return s
+
+    def head(r: int) -> int:
+        group = len(a["query"]) // heads_k
+        return r % heads_k if choice("head_groups") == "interleaved" else r // group
+
+    outputs = [
+        [[scale * x for x in (state(head(r), i + 1).T * mp.matrix([*a["query"][r][i]]))] for i in range(steps)]
+        for r in range(len(a["query"]))
+    ]
+    return [outputs, [state(h, steps).tolist() for h in range(heads_k)]]
+
+
 def rms_normalized(row: Row, a: dict[str, Any]) -> list[Any]:
     more = 1 if choice("rms_weight") == "plus-one" else 0
     root = mp.sqrt(mp.fsum(x**2 for x in row) / len(row) + mp.mpf(float(a.get("epsilon", 1e-6))))
@@ -774,6 +808,7 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "rnn_cell": rnn_cell,
     "rnn_output": lambda a: affine(a["state"], a["w_hq"], a["b_q"]),
     "layer_norm": lambda a: normalized([a["x"]], a["parameters"], a.get("epsilon", EPSILON))[0],
+    "linear_attention": linear_recurrence,
     "rms_norm": lambda a: rms_normalized(a["x"], a),
     "add_rms_norm": lambda a: (lambda z: [rms_normalized(z, a), z])(
         [x + r for x, r in zip(a["x"], a["residual"], strict=True)]

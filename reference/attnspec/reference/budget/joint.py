@@ -53,6 +53,9 @@ class Joint(Approximate):
     def _log_softmax(self, softmax: Softmax) -> Self:
         return type(self)(self.estimate._log_softmax(softmax), self.bound._log_softmax(softmax))
 
+    def _step_factors(self) -> Self:
+        return type(self)(self.estimate._step_factors(), self.bound._step_factors())
+
     def _sigmoid(self) -> Self:
         return type(self)(self.estimate._sigmoid(), self.bound._sigmoid())
 

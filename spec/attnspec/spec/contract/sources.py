@@ -101,6 +101,11 @@ DOSOVITSKIY = Source(
 )
 GEMMA = Source("Gemma Team 2024", "Gemma 2: improving open language models at a practical size (arXiv:2408.00118)")
 JIANG = Source("Jiang 2023", "Mistral 7B (arXiv:2310.06825)")
+KATHAROPOULOS = Source(
+    "Katharopoulos 2020",
+    "Transformers are RNNs: fast autoregressive transformers with linear attention (arXiv:2006.16236)",
+)
+KIMI = Source("Kimi Team 2025", "Kimi Linear: an expressive, efficient attention architecture (arXiv:2510.26692)")
 KRELL = Source("Krell 2021", "Efficient sequence packing without cross-contamination (arXiv:2107.02027)")
 KWON = Source(
     "Kwon 2023", "Efficient memory management for large language model serving with PagedAttention (arXiv:2309.06180)"
@@ -126,6 +131,13 @@ SRIVASTAVA = Source(
 SU = Source("Su 2021", "RoFormer: enhanced transformer with rotary position embedding (arXiv:2104.09864)")
 VASWANI = Source("Vaswani 2017", "Attention is all you need (arXiv:1706.03762)")
 WANG = Source("Wang 2018", "Non-local neural networks (arXiv:1711.07971)")
+YANG_DELTA = Source(
+    "Yang 2024b", "Parallelizing linear transformers with the delta rule over sequence length (arXiv:2406.06484)"
+)
+YANG_GATED = Source(
+    "Yang 2024a", "Gated linear attention transformers with hardware-efficient training (arXiv:2312.06635)"
+)
+YANG_GATED_DELTA = Source("Yang 2025", "Gated delta networks: improving Mamba2 with delta rule (arXiv:2412.06464)")
 ZHANG = Source("Zhang 2019", "Root mean square layer normalization (arXiv:1910.07467)")
 XIAO = Source("Xiao 2024", "Efficient streaming language models with attention sinks (arXiv:2309.17453)")
 XU = Source(
@@ -143,6 +155,8 @@ PAPERS = (
     DOSOVITSKIY,
     GEMMA,
     JIANG,
+    KATHAROPOULOS,
+    KIMI,
     KRELL,
     KWON,
     LUONG,
@@ -157,6 +171,9 @@ PAPERS = (
     WANG,
     XIAO,
     XU,
+    YANG_DELTA,
+    YANG_GATED,
+    YANG_GATED_DELTA,
     ZHANG,
 )
 SOURCES: Mapping[str, Source] = {s.key: s for s in (S0, S1, S2, S3, S4, *PAPERS)}
