@@ -1,6 +1,7 @@
 """Checks of the laws of linear attention. Options of ``@checks``: see ``Check``."""
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -65,11 +66,12 @@ def parts_equal_whole(subject: Subject, arguments: Arguments, rng: np.random.Gen
 
 @checks(law.LINEAR_RULE_IS_CAUSAL_ATTENTION)
 def linear_rule_is_causal_attention(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare with the quadratic form, in double precision."""
+    """Compare with the quadratic form, in double precision, after a call that leaves another state behind."""
     if subject.dtype == "float64" or not arguments.size(STEPS):
         return False
-    plain = _without(subject, arguments, "decay", "beta")
-    plain = plain.replaced({"state": np.zeros_like(arguments.array("state")), "scale": None})
+    started = _without(subject, arguments, "decay", "beta").replaced({"scale": None})
+    subject.results(started)
+    plain = started.replaced({"state": np.zeros_like(arguments.array("state"))})
     query, key, value = (wide(plain.array(name)) for name in ("query", "key", "value"))
     group = query.shape[-3] // key.shape[-3]
     heads = np.arange(query.shape[-3])
@@ -156,12 +158,15 @@ def full_decay_forgets(subject: Subject, arguments: Arguments, rng: np.random.Ge
     if not subject.limits.has("decay") or steps < 2:
         return False
     cut = int(rng.integers(1, steps))
-    for forgetting in FORGETTING:
-        decay = -rng.random(_per_step(arguments, 1))
+    calls = [arguments] if arguments["beta"] is None else [arguments, arguments.replaced({"beta": None})]
+    for call, forgetting in product(calls, FORGETTING):
+        decay = -rng.random(_per_step(call, 1))
         decay[..., cut, :] = forgetting
-        resetting = _with(subject, arguments, "decay", decay)
+        resetting = _with(subject, call, "decay", decay)
         rest = resetting.along(STEPS, take(np.arange(cut, steps)))
-        rest = rest.replaced({"state": np.zeros_like(arguments.array("state"))})
+        # An empty state has nothing to forget, so the first decay of the rest does not matter.
+        harmless = np.where(np.arange(steps - cut)[:, None] > 0, rest.array("decay"), rest.array("decay").dtype.type(0))
+        rest = rest.replaced({"state": np.zeros_like(arguments.array("state")), "decay": harmless})
         expected, budgets = doubles(subject.results(rest)), subject.budgets(resetting)
         got = subject.results(resetting)
         later = {"output": got["output"][..., cut:, :], "final": got["final"]}
