@@ -120,7 +120,7 @@ class RMSNorm(Protocol[Array]):
     trial_values={"epsilon": (1e-3, 0.25)},
 )
 class AddRMSNorm(Protocol[Array]):
-    """RMS normalization of x plus a residual, and that sum, which the next layer adds to.
+    """RMS normalization of x plus a residual, and that sum, for the next layer.
 
     Where: r is `residual`, z the sum; all else is as in `rms_norm`. A backend that rounds z to 16 bits before it is
     normalized declares `eager-bfloat16` or `eager-float16`. The output is in units of the weight, the sum in units of

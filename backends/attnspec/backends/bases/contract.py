@@ -23,7 +23,7 @@ class Operations(
     spec.TransformerOperations[Array],
     spec.VisionOperations[Array],
     spec.KernelsOperations[Array],
-    spec.LinearAttentionOperations[Array],
+    spec.LinearOperations[Array],
     spec.ComplexityOperations[Array],
     Generic[Array],
 ):
@@ -43,7 +43,7 @@ class Table(
     spec.TransformerTable[Array],
     spec.VisionTable[Array],
     spec.KernelsTable[Array],
-    spec.LinearAttentionTable[Array],
+    spec.LinearTable[Array],
     spec.ComplexityTable[Array],
     Generic[Array],
     total=False,

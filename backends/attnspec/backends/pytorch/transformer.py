@@ -115,7 +115,7 @@ def add_rms_norm(
     *,
     epsilon: float = 1e-6,
 ) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch d"]]:
-    """PyTorch's RMS normalization of the sum, which half dtypes keep in float32 until it is returned."""
+    """PyTorch's RMS normalization of the sum; half dtypes in float32."""
     _add_rms_norm(x, residual, weight, epsilon)
     total = upcast(x) + upcast(residual)
     return torch.rms_norm(total, total.shape[-1:], upcast(weight), epsilon).to(x.dtype), total.to(x.dtype)

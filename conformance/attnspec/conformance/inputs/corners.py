@@ -27,7 +27,7 @@ STEPS = (1, 2, 3, 0, 5, 7, 8, 16, 17, 33)
 """Numbers of time steps. Each step follows from the last, so long sequences show nothing new."""
 
 CHUNKED = (*STEPS, 64, 65)
-"""Numbers of steps of a recurrence that kernels compute in chunks, since its results are linear in an argument."""
+"""Numbers of steps that kernels compute in chunks: results are linear in an argument."""
 
 FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)
 HEADS = (1, 2, 3, 4, 8)

@@ -105,12 +105,12 @@ def layer_norm_moments(subject: Subject, arguments: Arguments, rng: np.random.Ge
     if not alone:
         return _demand_moments(subject, _with_norm(normalized, default=True), None)
     path, x = _row_array(normalized)
-    tried = _demand_moments(subject, normalized, wide(x).var(-1), normalized["epsilon"])
+    tried = _demand_moments(subject, normalized, wide(x).var(-1), _epsilon(normalized))
     # Intermediate numbers that are not stored in float16 are float32, which holds these squares.
     if tried and subject.dtype == "float16" and not subject.precision.stored:
         large_rows = subject.exact(LARGE_SPREAD * rng.standard_normal(x.shape))
         large = normalized.replaced({path: large_rows})
-        _demand_moments(subject, large, wide(large_rows).var(-1), large["epsilon"])
+        _demand_moments(subject, large, wide(large_rows).var(-1), _epsilon(large))
     return tried
 
 
@@ -166,6 +166,12 @@ def layer_norm_ignores_shift(subject: Subject, arguments: Arguments, rng: np.ran
     return bool(expected.size)
 
 
+def _epsilon(arguments: Arguments) -> float:
+    """The number that a norm adds to the variance or the mean square."""
+    (option,) = arguments.operation.options
+    return float(arguments[option.path])
+
+
 def _with_factor_1(subject: Subject, arguments: Arguments) -> Arguments:
     (weight,) = (x for leaf, x in arguments.floats if subject.operation.role(leaf) is Role.WEIGHT)
     return filled_with(arguments, [(weight, 0 if subject.semantics.rms_weight == "plus-one" else 1)])
@@ -176,19 +182,19 @@ def rms_norm_mean_square(subject: Subject, arguments: Arguments, rng: np.random.
     """Check the mean square of every row, of a sum where there is a residual."""
     normalized = _with_factor_1(subject, arguments)
     rows = sum(wide(x) for _, x in normalized.batched)
-    return _demand_moments(subject, normalized, np.square(rows).mean(-1), normalized["epsilon"], centred=False)
+    return _demand_moments(subject, normalized, np.square(rows).mean(-1), _epsilon(normalized), centred=False)
 
 
 @checks(law.RMS_NORM_IGNORES_SCALE)
 def rms_norm_ignores_scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Double the rows, with 4 times ε where the backend has it; change their signs."""
     expected, budget = wide(subject.call(arguments)), subject.budget(arguments)
-    changes = [("with all signs changed", -1.0, arguments["epsilon"])]
-    if subject.limits.has("epsilon"):
-        changes.append(("of doubled rows and 4 times ε", 2.0, 4 * arguments["epsilon"]))
+    changes = [("with all signs changed", -1.0, _epsilon(arguments))]
+    if subject.limits.has(subject.operation.options[0].path):
+        changes.append(("of doubled rows and 4 times ε", 2.0, 4 * _epsilon(arguments)))
     for title, factor, epsilon in changes:
         rows = {leaf.path: subject.exact(factor * wide(x)) for leaf, x in arguments.batched}
-        changed = arguments.replaced({**rows, "epsilon": epsilon})
+        changed = arguments.replaced({**rows, subject.operation.options[0].path: epsilon})
         if subject.in_domain(changed):
             scaled = expected if factor > 0 else -expected
             subject.demand_match(subject.call(changed), scaled, 2 * budget, changed, f"{title}, the result")

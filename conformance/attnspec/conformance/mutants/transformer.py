@@ -270,7 +270,7 @@ def fixed_epsilon_of_layer_norm(correct: Formulas, epsilon: float = 1e-5) -> flo
     differentiable=False,
 )
 def rounded_factor(correct: Formulas, weight: Numbers) -> Numbers:
-    """1 + w is rounded to bfloat16, which changes a feature of all rows by up to 0.4 %."""
+    """1 + w is rounded to bfloat16: a feature changes by up to 0.4 %."""
     return rounded(Formulas.rms_factor(correct, weight), "bfloat16")
 
 

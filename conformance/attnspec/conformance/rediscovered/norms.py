@@ -11,6 +11,7 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.conformance.mutants.roles import arrays
 from attnspec.conformance.rediscovered.registry import rediscovered
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.transformer import AddRMSNorm, RMSNorm
@@ -87,7 +88,7 @@ def divided_by_the_reciprocal(correct: Formulas, x: Numbers, epsilon: float) -> 
     replaces="root_mean_square",
 )
 def epsilon_of_the_sum(correct: Formulas, x: Numbers, epsilon: float) -> Numbers:
-    """ε is added to the sum of squares where the mean is meant, or the reverse: it counts d times too little."""
+    """ε is added to the sum of squares in place of the mean: it counts d times too little."""
     return Formulas.root_mean_square(correct, x, epsilon / x.shape[-1])
 
 
@@ -143,7 +144,7 @@ def offset_read_as_factor(correct: Formulas, weight: Numbers) -> Numbers:
 )
 def rows_normalized_in_place(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
     """In float32 the rows of the caller are divided by their root mean square."""
-    x = arguments["x"]
+    (x,) = (array for leaf, array in arrays(operation, arguments) if leaf.batched)
     x /= np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + x.dtype.type(1e-6))
     return Library.finish(correct, operation, result, arguments)
 

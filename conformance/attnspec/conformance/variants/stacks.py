@@ -72,7 +72,7 @@ class ReciprocalRoot(Formulas):
 
 @variant("rows multiplied by the reciprocal root mean square", operations=(RMSNorm, AddRMSNorm))
 class ReciprocalRootMeanSquare(Formulas):
-    """Rows are multiplied by 1/√(s + ε) and the weight, as kernels with a reciprocal square root do."""
+    """Rows are multiplied by 1/√(s + ε), then by the weight."""
 
     def rms_norm(self, x: Numbers, weight: Numbers, *, epsilon: float = 1e-6) -> Numbers:
         """RMS normalization with one division per row."""
@@ -87,7 +87,7 @@ class ReciprocalRootMeanSquare(Formulas):
     differentiable=False,
 )
 class RoundedBeforeWeight(Formulas):
-    """Rows are rounded to the dtype before the weight multiplies them, as in Llama's model code."""
+    """Rows are rounded before the weight multiplies them, as in Llama's model code."""
 
     def rms_norm(self, x: Numbers, weight: Numbers, *, epsilon: float = 1e-6) -> Numbers:
         """RMS normalization with a rounding in its middle."""
@@ -96,7 +96,7 @@ class RoundedBeforeWeight(Formulas):
     def add_rms_norm(
         self, x: Numbers, residual: Numbers, weight: Numbers, *, epsilon: float = 1e-6
     ) -> tuple[Numbers, Numbers]:
-        """The norm of the rounded sum, as vLLM's CUDA kernel computes it (vllm-project/vllm#52104)."""
+        """The norm of the rounded sum, as in vLLM's CUDA kernel (vllm-project/vllm#52104)."""
         total = rounded(x + residual, "bfloat16")
         return self.rms_norm(total, weight, epsilon=epsilon), total
 

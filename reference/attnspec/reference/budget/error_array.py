@@ -85,7 +85,7 @@ class Approximate(DuckArray):
     __array_priority__ = 1000
 
     sum_units = 1.0
-    """Error of a sum of decays and of its differences, in unit roundoffs of the sum of magnitudes."""
+    """Error of a sum of decays, in unit roundoffs of the sum of magnitudes."""
 
     is_input: bool = False
     weights: Any = None
@@ -366,8 +366,10 @@ class Approximate(DuckArray):
         return by_tanh._with(sigmoid(self.value), by_tanh.error, scale=by_tanh.scale, equal_terms=by_tanh.equal_terms)
 
     def _step_factors(self) -> Self:
-        """e^g of every step (…, t, d) with the errors of differences of sums of up to ``CHUNK`` decays."""
-        finite = np.where(np.isfinite(self.value), as_double(self.value), 0.0)
+        """e^g of every step (…, t, d), from differences of sums of decays."""
+        # In place of −∞ implementations may add a number whose exponential is 0: twice the exponent of the least one.
+        forgetting = 2 * np.log(self.precision.smallest)
+        finite = np.where(np.isfinite(self.value), as_double(self.value), forgetting)
         sums = np.abs(finite).cumsum(-2)
         sums[..., CHUNK:, :] -= sums[..., :-CHUNK, :].copy()
         rounded = self._with(self.value, self.error + self.sum_units * self.precision.accumulation * sums)

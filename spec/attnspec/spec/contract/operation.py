@@ -28,7 +28,7 @@ CHAPTERS = (
     "transformer",
     "vision",
     "kernels",
-    "linear_attention",
+    "linear",
     "moments",
     "complexity",
 )

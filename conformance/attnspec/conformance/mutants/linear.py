@@ -4,7 +4,7 @@ Each function is one step of ``Formulas``, the correct formulas, with a defect; 
 ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.linear_attention import LinearAttention
+from attnspec.spec.linear import LinearAttention
 
 CHUNK = 64
 """Steps of a chunk in common kernels."""
@@ -28,7 +28,7 @@ def altered(**more: Any) -> Callable[..., Any]:
 @altered(
     name="linear attention reads the state before the step",
     replaces="read",
-    breaks=("linear_attention.linear-rule-is-causal-attention", "linear_attention.full-rate-stores-value"),
+    breaks=("linear.linear-rule-is-causal-attention", "linear.full-rate-stores-value"),
     source="RWKV's recurrence, whose current step has a weight of its own",
 )
 def read_too_early(correct: Formulas, q: Numbers, state: Numbers, before: Numbers) -> Numbers:
@@ -40,7 +40,7 @@ def read_too_early(correct: Formulas, q: Numbers, state: Numbers, before: Number
 @altered(
     name="state of linear attention read transposed",
     replaces="first_state",
-    breaks=("linear_attention.parts-equal-whole", "operation.oracle"),
+    breaks=("linear.parts-equal-whole", "operation.oracle"),
     source="vllm-project/vllm#41292: kernels of one part store (d, d_v), those of another (d_v, d)",
 )
 def transposed_state(
@@ -54,7 +54,7 @@ def transposed_state(
 @altered(
     name="initial state of linear attention ignored",
     replaces="first_state",
-    breaks=("linear_attention.parts-equal-whole", "operation.oracle"),
+    breaks=("linear.parts-equal-whole", "operation.oracle"),
     source="fla-org/flash-linear-attention#285: a cache that the forward pass does not use",
 )
 def ignored_state(correct: Formulas, query: Numbers, key: Numbers, value: Numbers, state: Numbers, *a: Any) -> Numbers:
@@ -65,7 +65,7 @@ def ignored_state(correct: Formulas, query: Numbers, key: Numbers, value: Number
 @altered(
     name="decay of linear attention as a factor",
     replaces="decayed",
-    breaks=("linear_attention.decay-is-exponential", "linear_attention.no-decay-is-ungated"),
+    breaks=("linear.decay-is-exponential", "linear.no-decay-is-ungated"),
     source="bench.flashinfer.ai: g is the forget gate itself there, its logarithm in ONNX and fla",
 )
 def decay_without_exponential(correct: Formulas, state: Numbers, decay: Numbers) -> Numbers:
@@ -76,7 +76,7 @@ def decay_without_exponential(correct: Formulas, state: Numbers, decay: Numbers)
 @altered(
     name="decay of linear attention to base 2",
     replaces="decayed",
-    breaks=("linear_attention.decay-is-exponential", "operation.oracle"),
+    breaks=("linear.decay-is-exponential", "operation.oracle"),
     source="vllm-project/vllm#43195: exp2 of decays that nothing has divided by log 2",
 )
 def decay_to_base_2(correct: Formulas, state: Numbers, decay: Numbers) -> Numbers:
@@ -87,7 +87,7 @@ def decay_to_base_2(correct: Formulas, state: Numbers, decay: Numbers) -> Number
 @altered(
     name="first decay of every head for all features",
     replaces="decayed",
-    breaks=("linear_attention.decay-is-exponential", "operation.oracle"),
+    breaks=("linear.decay-is-exponential", "operation.oracle"),
     source="golang-design/accel#27: a gate with an axis too few",
 )
 def one_decay(correct: Formulas, state: Numbers, decay: Numbers) -> Numbers:
@@ -98,11 +98,11 @@ def one_decay(correct: Formulas, state: Numbers, decay: Numbers) -> Numbers:
 @altered(
     name="decay along the values",
     replaces="decayed",
-    breaks=("linear_attention.decay-is-exponential",),
+    breaks=("linear.decay-is-exponential",),
     source="a state (d_v, d) decayed along its last axis",
 )
 def decay_of_values(correct: Formulas, state: Numbers, decay: Numbers) -> Numbers:
-    """If d = d_v, decays per feature multiply the columns of the state in place of its rows."""
+    """Decays per feature multiply the columns of a square state, not its rows."""
     if decay is None or value_of(decay).shape[-1] != value_of(state).shape[-1]:
         return Formulas.decayed(correct, state, decay)
     return np.exp(decay) * state
@@ -115,12 +115,19 @@ def decay_of_values(correct: Formulas, state: Numbers, decay: Numbers) -> Number
     source="the order of equations (1) and (2) in rust ports of Qwen3.5: δ = β(v − Sᵀk), then S = e^g S + kδᵀ",
 )
 def corrected_before_decay(
-    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, state: Numbers, **options: Any
+    correct: Formulas,
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    state: Numbers,
+    *,
+    decay: Numbers = None,
+    beta: Numbers = None,
+    scale: Any = None,
 ) -> tuple[Numbers, Numbers]:
     """The gated delta rule subtracts what the state held before it decayed."""
-    decay, beta, scale = (options.get(name) for name in ("decay", "beta", "scale"))
-    if decay is None or beta is None:
-        return Formulas.linear_attention(correct, query, key, value, state, **options)
+    if decay is None or beta is None or not key.shape[-2]:
+        return Formulas.linear_attention(correct, query, key, value, state, decay=decay, beta=beta, scale=scale)
     rates, group = beta[..., None], query.shape[-3] // key.shape[-3]
     state = correct.first_state(query, key, value, state, decay, rates)
     outputs = []
@@ -128,15 +135,13 @@ def corrected_before_decay(
         k, v, g, b = (x[..., i : i + 1, :] for x in (key, value, decay, rates))
         state = correct.written(correct.decayed(state, g), k, correct.update(state, k, v, b))
         outputs.append(correct.product(query[..., i : i + 1, :], correct.repeat_heads(state, group)))
-    if not outputs:
-        return Formulas.linear_attention(correct, query, key, value, state, **options)
     return correct.scaled_by(np.concatenate(outputs, axis=-2), query.shape[-1], scale), state
 
 
 @altered(
     name="rate of the delta rule for the value alone",
     replaces="update",
-    breaks=("linear_attention.zero-rate-writes-nothing", "operation.oracle"),
+    breaks=("linear.zero-rate-writes-nothing", "operation.oracle"),
     source="βv − Sᵀk for β(v − Sᵀk)",
 )
 def rate_of_values(correct: Formulas, state: Numbers, k: Numbers, v: Numbers, rate: Numbers) -> Numbers:
@@ -147,7 +152,7 @@ def rate_of_values(correct: Formulas, state: Numbers, k: Numbers, v: Numbers, ra
 @altered(
     name="rate of the delta rule for the correction alone",
     replaces="update",
-    breaks=("linear_attention.zero-rate-writes-nothing", "operation.oracle"),
+    breaks=("linear.zero-rate-writes-nothing", "operation.oracle"),
     source="v − βSᵀk for β(v − Sᵀk)",
 )
 def rate_of_corrections(correct: Formulas, state: Numbers, k: Numbers, v: Numbers, rate: Numbers) -> Numbers:
@@ -158,7 +163,7 @@ def rate_of_corrections(correct: Formulas, state: Numbers, k: Numbers, v: Number
 @altered(
     name="correction of the delta rule added",
     replaces="update",
-    breaks=("linear_attention.full-rate-stores-value", "operation.oracle"),
+    breaks=("linear.full-rate-stores-value", "operation.oracle"),
     source="a sign",
 )
 def added_correction(correct: Formulas, state: Numbers, k: Numbers, v: Numbers, rate: Numbers) -> Numbers:
@@ -169,7 +174,7 @@ def added_correction(correct: Formulas, state: Numbers, k: Numbers, v: Numbers, 
 @altered(
     name="delta rule without a correction",
     replaces="update",
-    breaks=("linear_attention.full-rate-stores-value", "operation.oracle"),
+    breaks=("linear.full-rate-stores-value", "operation.oracle"),
     source="a gate of values that is called β too",
 )
 def without_correction(correct: Formulas, state: Numbers, k: Numbers, v: Numbers, rate: Numbers) -> Numbers:
@@ -180,7 +185,7 @@ def without_correction(correct: Formulas, state: Numbers, k: Numbers, v: Numbers
 @altered(
     name="keys normalized inside linear attention",
     replaces="written",
-    breaks=("linear_attention.linear-rule-is-causal-attention", "operation.oracle"),
+    breaks=("linear.linear-rule-is-causal-attention", "operation.oracle"),
     source="use_qk_l2norm_in_kernel of fla left on",
 )
 def normalized_keys(correct: Formulas, state: Numbers, k: Numbers, row: Numbers) -> Numbers:
@@ -195,15 +200,17 @@ def normalized_keys(correct: Formulas, state: Numbers, k: Numbers, row: Numbers)
     breaks=("operation.options-have-effect", "operation.oracle"),
     source="fla-org/flash-linear-attention#47",
 )
-def scale_ignored(correct: Formulas, *arrays: Numbers, **options: Any) -> tuple[Numbers, Numbers]:
+def scale_ignored(
+    correct: Formulas, *arrays: Numbers, decay: Numbers = None, beta: Numbers = None, scale: Any = None
+) -> tuple[Numbers, Numbers]:
     """Outputs are divided by √d, whatever scale is chosen."""
-    return Formulas.linear_attention(correct, *arrays, **{**options, "scale": None})
+    return Formulas.linear_attention(correct, *arrays, decay=decay, beta=beta)
 
 
 @altered(
     name="queries of linear attention not scaled",
     replaces="scaled_by",
-    breaks=("linear_attention.linear-rule-is-causal-attention", "operation.oracle"),
+    breaks=("linear.linear-rule-is-causal-attention", "operation.oracle"),
     source="NeuraLegion/shainet#176: the missing query scale of the delta rule",
 )
 def not_scaled(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numbers:
@@ -211,22 +218,30 @@ def not_scaled(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Number
     return scores if scale is None else Formulas.scaled_by(correct, scores, d, scale)
 
 
+def in_part(
+    correct: Formulas,
+    rows: Sequence[Numbers],
+    state: Numbers,
+    part: slice,
+    decay: Numbers = None,
+    beta: Numbers = None,
+    scale: Any = None,
+) -> tuple[Numbers, Numbers]:
+    """Linear attention of some of the steps."""
+    decays, rates = None if decay is None else decay[..., part, :], None if beta is None else beta[..., part]
+    query, key, value = (x[..., part, :] for x in rows)
+    return Formulas.linear_attention(correct, query, key, value, state, decay=decays, beta=rates, scale=scale)
+
+
 def by_chunks(
     correct: Formulas, arrays: tuple[Numbers, ...], options: Any, change: Callable[[Numbers], Numbers]
 ) -> Any:
     """Linear attention in parts of ``CHUNK`` steps; ``change`` alters the state between them."""
-    query, key, value, state = arrays
-    beta = options.get("beta")
-    steps, outputs = key.shape[-2], []
-    for start in range(0, max(steps, 1), CHUNK):
-        part = slice(start, start + CHUNK)
-        now = {
-            "decay": None if options.get("decay") is None else options["decay"][..., part, :],
-            "beta": None if beta is None else beta[..., part],
-            "scale": options.get("scale"),
-        }
-        rows = (x[..., part, :] for x in (query, key, value))
-        output, state = Formulas.linear_attention(correct, *rows, state if start == 0 else change(state), **now)
+    *rows, state = arrays
+    outputs = []
+    for start in range(0, max(rows[1].shape[-2], 1), CHUNK):
+        begun = change(state) if start else state
+        output, state = in_part(correct, rows, begun, slice(start, start + CHUNK), **options)
         outputs.append(output)
     return np.concatenate(outputs, axis=-2), state
 
@@ -234,7 +249,7 @@ def by_chunks(
 @altered(
     name="state between chunks in float16",
     replaces="linear_attention",
-    breaks=("linear_attention.parts-equal-whole",),
+    breaks=("linear.parts-equal-whole",),
     profile="full",
     differentiable=False,
     source="onnxruntime/mobius#42, ROCm/hip-ep#403: a state in the dtype of the activations",
@@ -247,7 +262,7 @@ def state_in_half(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
 @altered(
     name="state lost between chunks",
     replaces="linear_attention",
-    breaks=("linear_attention.parts-equal-whole",),
+    breaks=("linear.parts-equal-whole",),
     source="vllm-project/vllm#28295, syv-ai/qwen38-27b-rtx3090#43: chunks that begin with memory of others",
 )
 def state_lost(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
@@ -258,47 +273,46 @@ def state_lost(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
 @altered(
     name="final state of whole chunks only",
     replaces="linear_attention",
-    breaks=("linear_attention.parts-equal-whole", "operation.oracle"),
+    breaks=("linear.parts-equal-whole", "operation.oracle"),
     source="a kernel that stores the state at the end of every 64 steps",
 )
 def final_of_whole_chunks(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
-    """The final state leaves out the steps of the last, incomplete chunk, unless it is the only one."""
-    query, key, value, state = arrays
+    """The final state leaves out an incomplete last chunk, unless it is the only one."""
+    *rows, state = arrays
     output, final = Formulas.linear_attention(correct, *arrays, **options)
-    steps = key.shape[-2] - key.shape[-2] % CHUNK
-    if not steps:
-        return output, final
-    now = {
-        name: x if x is None or name == "scale" else x[..., :steps] for name, x in options.items() if name != "decay"
-    }
-    decay = options.get("decay")
-    now["decay"] = None if decay is None else decay[..., :steps, :]
-    rows = (x[..., :steps, :] for x in (query, key, value))
-    return output, Formulas.linear_attention(correct, *rows, state, **now)[1]
+    whole = slice(rows[1].shape[-2] - rows[1].shape[-2] % CHUNK)
+    return output, in_part(correct, rows, state, whole, **options)[1] if whole.stop else final
 
 
 @altered(
     name="decays divided as sums of a chunk",
     replaces="linear_attention",
-    breaks=("linear_attention.full-decay-forgets",),
+    breaks=("linear.full-decay-forgets",),
     differentiable=False,
     source="fla-org/flash-linear-attention#20, sgl-project/sglang#27488: e^(G_i)·e^(−G_j) overflows, and ∞·0 is NaN",
 )
-def divided_decays(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
-    """Keys are divided by e^G, the decay from the start on, and queries multiplied by it."""
-    query, key, value, state = arrays
-    decay, beta = options.get("decay"), options.get("beta")
+def divided_decays(
+    correct: Formulas,
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    state: Numbers,
+    *,
+    decay: Numbers = None,
+    beta: Numbers = None,
+    scale: Any = None,
+) -> Any:
+    """Keys are divided by e^G, and queries multiplied by it, G summed from the start."""
+    right = Formulas.linear_attention(correct, query, key, value, state, decay=decay, beta=beta, scale=scale)
     if decay is None or beta is not None or not key.shape[-2]:
-        return Formulas.linear_attention(correct, *arrays, **options)
+        return right
     sums = np.cumsum(decay, axis=-2)
     group = query.shape[-3] // key.shape[-3]
     start = correct.first_state(query, key, value, state, decay, None)
-    spread = np.exp(correct.repeat_heads(sums, group))
-    rows, keys = query * spread, correct.repeat_heads(key * np.exp(-sums), group)
-    scores = np.tril(rows @ np.swapaxes(keys, -1, -2))
+    rows = query * np.exp(correct.repeat_heads(sums, group))
+    scores = np.tril(rows @ np.swapaxes(correct.repeat_heads(key * np.exp(-sums), group), -1, -2))
     output = scores @ correct.repeat_heads(value, group) + rows @ correct.repeat_heads(start, group)
-    _, final = Formulas.linear_attention(correct, *arrays, **options)
-    return correct.scaled_by(output, query.shape[-1], options.get("scale")), final
+    return correct.scaled_by(output, query.shape[-1], scale), right[1]
 
 
 @altered(

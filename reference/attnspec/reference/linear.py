@@ -6,7 +6,7 @@ from jaxtyping import Float
 from attnspec.reference.defining.definition import defines
 from attnspec.reference.defining.overriding import overridable
 from attnspec.reference.kernels import add_groups, merge_groups, scaled, split_groups
-from attnspec.spec.linear_attention import LinearAttention
+from attnspec.spec.linear import LinearAttention
 
 __all__ = ["linear_attention"]
 
@@ -22,7 +22,7 @@ def linear_attention(
     beta: Float[np.ndarray, "*#batch heads_k t"] | None = None,
     scale: float | None = None,
 ) -> tuple[Float[np.ndarray, "*batch heads t d_v"], Float[np.ndarray, "*batch heads_k d d_v"]]:
-    """S ← diag(e^g) S, u = β (v − Sᵀk), S ← S + kuᵀ and o = λ Sᵀq, step by step.
+    """o = λ Sᵀq after every step: S ← diag(e^g) S, u = β(v − Sᵀk), S ← S + kuᵀ.
 
     Without decay the first is left out; without β, u = v.
     """
@@ -48,6 +48,9 @@ def linear_attention(
 
 @overridable
 def step_factors(decay: np.ndarray) -> np.ndarray:
-    """e^g of every step; budgets allow for implementations that sum the decays of a chunk before the exponential."""
+    """e^g of every step.
+
+    Budgets allow for implementations that sum the decays of a chunk before the exponential.
+    """
     factors: np.ndarray = np.exp(decay)
     return factors

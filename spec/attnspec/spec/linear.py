@@ -12,13 +12,13 @@ from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.semantics import depends_on
 from attnspec.spec.contract.sources import KATHAROPOULOS, KIMI, ONNX, YANG_DELTA, YANG_GATED, YANG_GATED_DELTA
 
-__all__ = ["LinearAttention", "LinearAttentionOperations", "LinearAttentionTable"]
+__all__ = ["LinearAttention", "LinearOperations", "LinearTable"]
 
 
 @depends_on("head_groups")
 @operation(
     "linear_attention",
-    chapter="linear_attention",
+    chapter="linear",
     formula=r"o_{ri} = \lambda S_{hi}^\top q_{ri},\quad S_{hi} = D_i S_{h,i-1} + k_{hi} u_{hi}^\top,\quad"
     r" u_{hi} = \beta_{hi} (v_{hi} - (D_i S_{h,i-1})^\top k_{hi}),\quad D_i = \operatorname{diag}(e^{g_{hi}}),\quad"
     r" h = \lfloor r / g \rfloor",
@@ -67,13 +67,13 @@ class LinearAttention(Protocol[Array]):
     ]: ...
 
 
-class LinearAttentionOperations(Generic[Array]):
+class LinearOperations(Generic[Array]):
     """The operations of linear attention as methods of a backend class."""
 
     linear_attention: LinearAttention[Array]
 
 
-class LinearAttentionTable(TypedDict, Generic[Array], total=False):
+class LinearTable(TypedDict, Generic[Array], total=False):
     """The operations of linear attention by name, as a typed dictionary."""
 
     linear_attention: LinearAttention[Array]

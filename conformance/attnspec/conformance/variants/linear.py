@@ -6,11 +6,11 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.variants.registry import variant
-from attnspec.spec.linear_attention import LinearAttention
+from attnspec.spec.linear import LinearAttention
 
 
 def _decays(decay: Numbers) -> tuple[Numbers, Numbers]:
-    """e^G of every step of a chunk, and e^(G_i − G_j) of pairs, (…, i, j, d or 1), 0 for j > i."""
+    """e^G of every step, and e^(G_i − G_j) of pairs of steps."""
     sums = np.cumsum(decay, axis=-2)
     difference = sums[..., :, None, :] - sums[..., None, :, :]
     steps = np.arange(decay.shape[-2])
@@ -50,8 +50,8 @@ class _Chunks(Formulas):
         self, q: Numbers, k: Numbers, v: Numbers, state: Numbers, decay: Numbers, b: Numbers, group: int
     ) -> tuple[Numbers, Numbers]:
         """Outputs of a chunk, and the state after it."""
-        # A decay below −200 forgets in float32; larger sums would lose the others, and infinite ones are no numbers.
-        from_start, between = _decays(np.maximum(decay, decay.dtype.type(-200)))
+        # A decay of −150 forgets in float32; larger sums would lose the others, and infinite ones are no numbers.
+        from_start, between = _decays(np.maximum(decay, decay.dtype.type(-150)))
         written = v
         if b is not None:
             products = np.sum(between * k[..., :, None, :] * k[..., None, :, :], axis=-1)

@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from attnspec.conformance.inputs.recurrences import recurrence
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.correct.tape import value_of
-from attnspec.conformance.mutants.linear_attention import by_chunks
+from attnspec.conformance.mutants.linear import by_chunks
 from attnspec.conformance.mutants.roles import changed
 from attnspec.conformance.rediscovered.layouts import c_strides, read_with
 from attnspec.conformance.rediscovered.registry import rediscovered
-from attnspec.spec.contract.operation import Operation
-from attnspec.spec.linear_attention import LinearAttention
+from attnspec.spec.contract.operation import OPERATIONS, Operation
+from attnspec.spec.linear import LinearAttention
 
 
 def reported(source: str, title: str, framework: str, law: str, **more: Any) -> Callable[..., Any]:
@@ -34,7 +35,7 @@ def transposed(state: Numbers) -> Numbers:
     "vllm-project/vllm#41292",
     "[Bug]: KDA chunked prefill uses wrong recurrent state layout and breaks Kimi-linear long-context retrieval",
     "vLLM",
-    "linear_attention.parts-equal-whole",
+    "linear.parts-equal-whole",
     replaces="linear_attention",
 )
 def state_layout_between_chunks(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
@@ -58,7 +59,7 @@ def output_of_transposed_state(correct: Formulas, q: Numbers, state: Numbers, be
     "fla-org/flash-linear-attention#285",
     "[Bug] Mismatch between forward with full sequence and forward with `past_key_values`",
     "fla",
-    "linear_attention.parts-equal-whole",
+    "linear.parts-equal-whole",
     replaces="first_state",
 )
 def cache_not_used(
@@ -72,11 +73,11 @@ def cache_not_used(
     "fla-org/flash-linear-attention#389",
     "[Bug] Gated DeltaNet with constant gate at 1 (or 0 log space) numerically unstable",
     "fla",
-    "linear_attention.no-decay-is-ungated",
+    "linear.no-decay-is-ungated",
     replaces="decayed",
 )
 def zero_decay_taken_for_masked(correct: Formulas, state: Numbers, decay: Numbers) -> Numbers:
-    """A guard against overflow gives e^x = 0 unless x is negative: a decay of 0 forgets everything."""
+    """A guard against overflow gives e^0 = 0: a decay of 0 forgets everything."""
     if decay is None:
         return state
     return Formulas.decayed(correct, state, decay) * (np.swapaxes(value_of(decay), -1, -2) < 0)
@@ -86,7 +87,7 @@ def zero_decay_taken_for_masked(correct: Formulas, state: Numbers, decay: Number
     "fla-org/flash-linear-attention#20",
     'inconsistent results when "masking" gating term between "fused_recurrent" and "fused_chunk"',
     "fla",
-    "linear_attention.full-decay-forgets",
+    "linear.full-decay-forgets",
     replaces="decayed",
     differentiable=False,
 )
@@ -99,14 +100,13 @@ def decays_clamped(correct: Formulas, state: Numbers, decay: Numbers) -> Numbers
     "sgl-project/sglang#27488",
     "[KDA] Add CuteDSL Prefill Kernel on SM100",
     "SGLang",
-    "linear_attention.full-decay-forgets",
+    "linear.full-decay-forgets",
     replaces="linear_attention",
     differentiable=False,
 )
-def decays_beyond_the_exponent(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
-    """Keys are multiplied by e^(G_j − G_C), which overflows if the decays of a chunk sum to less than −88."""
-    output, final = Formulas.linear_attention(correct, *arrays, **options)
-    decay = options.get("decay")
+def decays_beyond_the_exponent(correct: Formulas, *arrays: Numbers, decay: Numbers = None, **options: Any) -> Any:
+    """e^(G_j − G_C) overflows if the decays of a chunk sum to less than −88."""
+    output, final = Formulas.linear_attention(correct, *arrays, decay=decay, **options)
     if decay is None or not decay.size:
         return output, final
     overflows = (decay.sum(-2) < -88).any()
@@ -121,13 +121,15 @@ def decays_beyond_the_exponent(correct: Formulas, *arrays: Numbers, **options: A
     replaces="linear_attention",
     profile="full",
 )
-def state_read_unscaled(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
+def state_read_unscaled(
+    correct: Formulas, *arrays: Numbers, decay: Numbers = None, beta: Numbers = None, scale: Any = None
+) -> Any:
     """Without a scale, what is read from the initial state is not divided by √d."""
-    output, final = Formulas.linear_attention(correct, *arrays, **options)
+    output, final = Formulas.linear_attention(correct, *arrays, decay=decay, beta=beta, scale=scale)
     query, key, value, state = arrays
-    if options.get("scale") is not None or options.get("beta") is not None:
+    if scale is not None or beta is not None:
         return output, final
-    from_state, _ = Formulas.linear_attention(correct, query, key, value * value.dtype.type(0), state, **options)
+    from_state, _ = Formulas.linear_attention(correct, query, key, value * value.dtype.type(0), state, decay=decay)
     return output + from_state * query.dtype.type(np.sqrt(query.shape[-1]) - 1), final
 
 
@@ -151,12 +153,11 @@ def heads_for_steps(correct: Formulas, query: Numbers, key: Numbers, *others: Nu
     "operation.oracle",
     replaces="linear_attention",
 )
-def one_gate_for_all_heads(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
+def one_gate_for_all_heads(correct: Formulas, *arrays: Numbers, decay: Numbers = None, **options: Any) -> Any:
     """All heads decay as the first one."""
-    decay = options.get("decay")
     if decay is not None:
-        options["decay"] = decay[..., :1, :, :] + decay * decay.dtype.type(0)
-    return Formulas.linear_attention(correct, *arrays, **options)
+        decay = decay[..., :1, :, :] + decay * decay.dtype.type(0)
+    return Formulas.linear_attention(correct, *arrays, decay=decay, **options)
 
 
 @reported(
@@ -167,25 +168,23 @@ def one_gate_for_all_heads(correct: Formulas, *arrays: Numbers, **options: Any) 
     replaces="linear_attention",
     differentiable=False,
 )
-def sums_of_several_chunks(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
-    """Sums of decays run on into the next chunk: its first step decays by the whole chunk before it as well."""
-    decay = options.get("decay")
+def sums_of_several_chunks(correct: Formulas, *arrays: Numbers, decay: Numbers = None, **options: Any) -> Any:
+    """Sums of decays run on: the first step of a chunk decays by the chunk before, too."""
     if decay is not None and decay.shape[-2] > 64:
         decay = decay.copy()
         decay[..., 64, :] += decay[..., :64, :].sum(-2)
-        options["decay"] = decay
-    return Formulas.linear_attention(correct, *arrays, **options)
+    return Formulas.linear_attention(correct, *arrays, decay=decay, **options)
 
 
 @reported(
     "syv-ai/qwen38-27b-rtx3090#43",
     "Update vLLM stack to 0.28.0",
     "vLLM",
-    "linear_attention.parts-equal-whole",
+    "linear.parts-equal-whole",
     replaces="linear_attention",
 )
 def state_not_copied(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
-    """A chunk that crosses the border of a block starts from memory that was never written, here from 1."""
+    """A chunk in a new block starts from memory never written, here from 1."""
     return by_chunks(correct, arrays, options, lambda state: state * state.dtype.type(0) + state.dtype.type(1))
 
 
@@ -229,25 +228,26 @@ def state_read_as_contiguous(
     correct: Library, operation: Operation, arguments: Mapping[str, Any]
 ) -> dict[str, Numbers]:
     """The state is read as if it were contiguous."""
-    state = arguments["state"]
-    return Library.prepare(correct, operation, changed(arguments, {"state": read_with(state, c_strides(state))}))
+    path = recurrence(operation).state
+    state = arguments[path]
+    return Library.prepare(correct, operation, changed(arguments, {path: read_with(state, c_strides(state))}))
 
 
 @reported(
     "vllm-project/tpu-inference#2431",
     "[Bug][Qwen3.5] Honor has_initial_state in fused GDN kernel",
     "vLLM (TPU)",
-    "linear_attention.linear-rule-is-causal-attention",
+    "linear.linear-rule-is-causal-attention",
 )
 class StaleState(Library):
-    """A sequence without a state of its own starts from the final state of the call before, in the same slot."""
+    """A sequence whose state is 0 starts from the final state of the call before."""
 
     def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
         """Replace an initial state of zeros by the state that is left in memory."""
         prepared = super().prepare(operation, arguments)
-        left = vars(self).get("slot")
-        if left is not None and left.shape == prepared["state"].shape and not prepared["state"].any():
-            prepared["state"] = left.astype(prepared["state"].dtype)
+        left, path = vars(self).get("slot"), recurrence(operation).state
+        if left is not None and left.shape == prepared[path].shape and not prepared[path].any():
+            prepared[path] = left.astype(prepared[path].dtype)
         return prepared
 
     def finish(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
@@ -269,9 +269,9 @@ def final_state_left_out(
 ) -> dict[str, Numbers]:
     """The gradient of the decays leaves out the final state."""
     gradients = Library.vjp(correct, operation, arguments, cotangent)
-    output, _ = cotangent
-    if output is not None and "decay" in gradients:
-        gradients["decay"] = Library.vjp(correct, operation, arguments, (output, None))["decay"]
+    (output, _), path = cotangent, recurrence(OPERATIONS[operation]).decay
+    if output is not None and path in gradients:
+        gradients[path] = Library.vjp(correct, operation, arguments, (output, None))[path]
     return gradients
 
 
@@ -288,6 +288,7 @@ def overflow_above_the_diagonal(
 ) -> dict[str, Numbers]:
     """e^(G_i − G_j) overflows for pairs j > i that a mask then hides: gradients are 0·∞, NaN."""
     gradients = Library.vjp(correct, operation, arguments, cotangent)
-    if "decay" in gradients and (arguments["decay"].astype(np.float64).sum(-2) < -88).any():
-        gradients["decay"] = np.full_like(gradients["decay"], np.nan)
+    path = recurrence(OPERATIONS[operation]).decay
+    if path in gradients and (arguments[path].astype(np.float64).sum(-2) < -88).any():
+        gradients[path] = np.full_like(gradients[path], np.nan)
     return gradients

@@ -1,9 +1,9 @@
-"""Linear attention in chunks. Protocol: ``attnspec.spec.linear_attention``.
+"""Linear attention in chunks. Protocol: ``attnspec.spec.linear``.
 
 Within a chunk, with G the sum of the decays from its first step on, E_ij = e^(G_i − G_j) for j ≤ i, and S the state
 before it: (I + βA)U = β(V − (K e^G)S) with A = strictly lower (KKᵀ ∘ E), O = (Q e^G)S + (QKᵀ ∘ E)U, and the next state
-is e^(G_C)S + (K e^(G_C − G))ᵀU. Differences of sums would cancel, so G_i − G_j is summed from j on: no exponent is
-positive unless a decay is.
+is e^(G_C)S + (K e^(G_C − G))ᵀU. Where every feature decays on its own, E would have a matrix per feature; there, keys
+and queries are multiplied by e^(G_m − G_j) and e^(G_i − G_m), with m in the middle of the chunk, in float64.
 """
 
 from typing import NamedTuple
@@ -23,8 +23,11 @@ __all__ = ["linear_attention"]
 
 _check = Check("linear_attention")
 
-CHUNK, CHUNK_OF_VECTORS = 64, 16
-"""Steps of a chunk; fewer where every feature decays on its own, since E then has a matrix per feature."""
+CHUNK, CHUNK_OF_VECTORS = 64, 12
+"""Steps of a chunk; fewer where every feature decays on its own, so that half a chunk keeps exponents in range."""
+
+LEAST, LEAST_OF_VECTORS = -750.0, -88.0
+"""Decays in place of lower ones: their exponentials are 0, or below float32's normal numbers where g is float32."""
 
 MOST_SINGLE_STEPS = 4
 """Most steps that are computed one by one, with less overhead than a chunk."""
@@ -42,7 +45,7 @@ def linear_attention(
     beta: Float[Tensor, "*#batch heads_k t"] | None = None,
     scale: float | None = None,
 ) -> tuple[Float[Tensor, "*batch heads t d_v"], Float[Tensor, "*batch heads_k d d_v"]]:
-    """Outputs and final state, by chunks of 64 steps, or 16 with a decay per feature; half dtypes in float32."""
+    """Outputs and final state, chunk by chunk; half dtypes in float32."""
     _check(query, key, value, state, decay, beta, scale)
     dtype, (steps, d) = query.dtype, query.shape[-2:]
     q, k, v, s = map(upcast, (query, key, value, state))
@@ -75,33 +78,64 @@ def _step_by_step(
 
 
 class _Decays(NamedTuple):
-    """Factors of a chunk: from its start to each step, from each step to its end, in all, and between steps."""
+    """Factors of a chunk: from its start, to its end, in all, and between steps.
+
+    ``between`` is (…, chunks, C, C, d or 1), 0 above the diagonal. In its place, ``ahead`` and ``back`` are factors
+    from the middle of the chunk to each step and back, in float64, whose products are those between steps.
+    """
 
     from_start: Tensor
     to_end: Tensor
     whole: Tensor
-    between: Tensor
+    between: Tensor | None = None
+    ahead: Tensor | None = None
+    back: Tensor | None = None
 
 
 def _decays(g: Tensor) -> _Decays:
-    """Factors from decays (…, chunks, C, d or 1); ``between`` is (…, chunks, C, C, d or 1) and 0 above the diagonal."""
-    steps = g.shape[-2]
-    later = torch.ones(steps, steps, dtype=torch.bool, device=g.device).tril(-1).unsqueeze(-1)
-    spread = g.unsqueeze(-2).expand(*g.shape[:-1], steps, g.shape[-1])
-    sums = spread.masked_fill(~later, 0).cumsum(-3)
-    visible = torch.ones(steps, steps, dtype=torch.bool, device=g.device).tril().unsqueeze(-1)
-    between = sums.masked_fill(~visible, -torch.inf).exp()
-    from_start = g.cumsum(-2).exp()
-    return _Decays(from_start, between[..., -1, :, :], from_start[..., -1:, :].mT, between)
+    """Factors from decays (…, chunks, C, d or 1).
+
+    Sums are in float64, so that their differences do not cancel.
+    """
+    if g.requires_grad and torch.is_grad_enabled():
+        return _differentiable_decays(g)
+    factorised = g.shape[-1] > 1 and g.dtype is torch.float32
+    sums = g.double().clamp(LEAST_OF_VECTORS if factorised else LEAST).cumsum(-2)
+    start, end = sums.exp().to(g.dtype), (sums[..., -1:, :] - sums).exp().to(g.dtype)
+    whole = start[..., -1:, :].mT
+    if factorised:
+        centred = sums - sums[..., g.shape[-2] // 2, None, :]
+        return _Decays(start, end, whole, ahead=centred.exp(), back=(-centred).exp())
+    hidden = torch.ones(g.shape[-2], g.shape[-2], dtype=torch.bool, device=g.device).triu(1).unsqueeze(-1)
+    differences = (sums.unsqueeze(-2) - sums.unsqueeze(-3)).to(g.dtype)
+    return _Decays(start, end, whole, differences.masked_fill(hidden, -torch.inf).exp())
 
 
-def _products(x: Tensor, k: Tensor, between: Tensor | None) -> Tensor:
-    """Products of rows x (…, C, d) with keys (…, C, d), decayed from key to row; later keys give 0."""
-    if between is None:
+def _differentiable_decays(g: Tensor) -> _Decays:
+    """Factors whose gradients do not cancel: decays are summed for each pair of steps."""
+    square = torch.ones(g.shape[-2], g.shape[-2], dtype=torch.bool, device=g.device)
+    earlier, visible = square.tril(-1), square.tril()
+    sums = g.unsqueeze(-2).expand(*g.shape[:-1], *g.shape[-2:]).masked_fill(~earlier.unsqueeze(-1), 0).cumsum(-3)
+    between = sums.masked_fill(~visible.unsqueeze(-1), -torch.inf).exp()
+    start = g.cumsum(-2).exp()
+    return _Decays(start, between[..., -1, :, :], start[..., -1:, :].mT, between)
+
+
+def _products(x: Tensor, k: Tensor, decays: _Decays | None, heads: int) -> Tensor:
+    """Decayed products of rows x (…, C, d) with keys (…, C, d).
+
+    Keys after a row give 0. ``heads`` is 1 if x has an axis of query heads before the chunks, else 0.
+    """
+    k = k.unsqueeze(-4) if heads else k
+    if decays is None:
         return (x @ k.mT).tril()
+    if decays.between is None:
+        ahead, back = (y.unsqueeze(-4) if heads else y for y in (decays.ahead, decays.back) if y is not None)
+        return ((x * ahead) @ (k * back).mT).tril().to(x.dtype)
+    between = decays.between.unsqueeze(-5) if heads else decays.between
     if between.shape[-1] == 1:
-        return (x @ k.mT * between.squeeze(-1)).tril()
-    return ((between * k.unsqueeze(-3)) @ x.unsqueeze(-1)).squeeze(-1)
+        return x @ k.mT * between.squeeze(-1)
+    return (between * k.unsqueeze(-3) * x.unsqueeze(-2)).sum(-1)
 
 
 def _by_chunks(
@@ -119,13 +153,12 @@ def _by_chunks(
     assert k is not None
     assert v is not None
     decays = None if g is None else _decays(g)
-    between = None if decays is None else decays.between
     from_start, to_end = (k, k) if decays is None else (k * decays.from_start, k * decays.to_end)
     queries = q if decays is None else q * decays.from_start.unsqueeze(-4)
-    scores = _products(q, k.unsqueeze(-4), None if between is None else between.unsqueeze(-5))
+    scores = _products(q, k, decays, heads=1)
     corrections = None
     if b is not None:
-        triangle = b * _products(k, k, between).tril(-1)
+        triangle = b * _products(k, k, decays, heads=0).tril(-1)
         v, corrections = _solve(triangle, b * v), _solve(triangle, b * from_start)
     outputs = []
     for i in range(k.shape[-3]):
