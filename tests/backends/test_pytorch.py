@@ -342,7 +342,7 @@ def linear_recurrence(
     steps = query.shape[-2]
     shapes = [x.shape[:-3] for x in (query, key, value, state, decay) if x is not None]
     shapes += [] if beta is None else [beta.shape[:-2]]
-    state = state.expand(*torch.broadcast_shapes(*shapes), *state.shape[-3:])
+    state = state.expand(*np.broadcast_shapes(*shapes), *state.shape[-3:])
     outputs = []
     for i in range(steps):
         k, v = key[..., i, :], value[..., i, :]

@@ -51,7 +51,8 @@ def linear_attention(
     q, k, v, s = map(upcast, (query, key, value, state))
     g, b = None if decay is None else upcast(decay), None if beta is None else upcast(beta).unsqueeze(-1)
     batch = broadcast(*[x.shape[:-3] for x in (q, k, v, s, g, b) if x is not None])
-    q = (q * (d**-0.5 if scale is None else scale)).unflatten(-3, (k.shape[-3], -1))
+    groups = (k.shape[-3], q.shape[-3] // k.shape[-3])
+    q = (q * (d**-0.5 if scale is None else scale)).reshape(*q.shape[:-3], *groups, steps, d)
     s = s.expand(*batch, *s.shape[-3:])
     if steps <= MOST_SINGLE_STEPS:
         outputs, s = _step_by_step(q, k, v, s, g, b)
@@ -145,13 +146,8 @@ def _by_chunks(
     steps = v.shape[-2]
     size = min(CHUNK if g is None or g.shape[-1] == 1 else CHUNK_OF_VECTORS, steps)
     missing = -steps % size
-    # Padded steps have zero keys, values, β and decays: they leave the state as it is.
-    q, k, v, g, b = (
-        None if x is None else F.pad(x, (0, 0, 0, missing)).unflatten(-2, (-1, size)) for x in (q, k, v, g, b)
-    )
-    assert q is not None
-    assert k is not None
-    assert v is not None
+    q, k, v = (_in_chunks(x, size, missing) for x in (q, k, v))
+    g, b = (None if x is None else _in_chunks(x, size, missing) for x in (g, b))
     decays = None if g is None else _decays(g)
     from_start, to_end = (k, k) if decays is None else (k * decays.from_start, k * decays.to_end)
     queries = q if decays is None else q * decays.from_start.unsqueeze(-4)
@@ -173,8 +169,18 @@ def _by_chunks(
     return outputs, s
 
 
+def _in_chunks(x: Tensor, size: int, missing: int) -> Tensor:
+    """Split steps (…, t, d) into chunks (…, chunks, C, d).
+
+    Padded steps are 0 and leave the state as it is.
+    """
+    padded = F.pad(x, (0, 0, 0, missing))
+    return padded.reshape(*x.shape[:-2], padded.shape[-2] // size, size, x.shape[-1])
+
+
 def _solve(triangle: Tensor, right: Tensor) -> Tensor:
     """Solve (I + L)X = R for a strictly lower triangular L."""
     batch = broadcast(triangle.shape[:-2], right.shape[:-2])
     triangle, right = (x.expand(*batch, *x.shape[-2:]) for x in (triangle, right))
-    return torch.linalg.solve_triangular(triangle, right, upper=False, unitriangular=True)
+    solved: Tensor = torch.linalg.solve_triangular(triangle, right, upper=False, unitriangular=True)
+    return solved

@@ -167,9 +167,12 @@ def within(x: Numbers, bounds: float | tuple[float, float] | None) -> Numbers:
         return x
     if isinstance(bounds, tuple):
         low, high = bounds
-        return np.clip(np.abs(x) if low >= 0 else -np.abs(x) if high <= 0 else x, low, high)
+        x = np.abs(x) if low >= 0 else -np.abs(x) if high <= 0 else x
+        clipped: Numbers = np.clip(x, low, high)
+        return clipped
     norms = np.sqrt(np.square(x).sum(-1, keepdims=True))
-    return x / np.maximum(norms / bounds, 1.0)
+    shortened: Numbers = x / np.maximum(norms / bounds, 1.0)
+    return shortened
 
 
 def _nearest_power_of_2(scale: float) -> float:

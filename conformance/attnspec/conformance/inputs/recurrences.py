@@ -37,4 +37,4 @@ def recurrence(operation: Operation) -> Recurrence:
     (scale,) = (x for x in operation.options if x.kind is Kind.NUMBER)
     (output,), (final,) = ([x for x in operation.outputs if (steps in x.sizes) is each] for each in (True, False))
     arrays = (query, key, value, state, decay, rate, scale, output, final)
-    return Recurrence(*(x.path for x in arrays), steps)
+    return Recurrence._make([*(x.path for x in arrays), steps])

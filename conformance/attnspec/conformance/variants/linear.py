@@ -41,7 +41,8 @@ class _Chunks(Formulas):
         outputs = [np.zeros((*state.shape[:-3], query.shape[-3], 0, value.shape[-1]), query.dtype)]
         for start in range(0, key.shape[-2], self.size):
             part = slice(start, start + self.size)
-            q, k, v, g, b = (None if x is None else x[..., part, :] for x in (query, key, value, decay, rates))
+            q, k, v = (x[..., part, :] for x in (query, key, value))
+            g, b = (None if x is None else x[..., part, :] for x in (decay, rates))
             output, state = self.chunk(q, k, v, state, np.zeros_like(k[..., :1]) if g is None else g, b, group)
             outputs.append(output)
         return self.scaled_by(np.concatenate(outputs, axis=-2), query.shape[-1], scale), state

@@ -373,7 +373,8 @@ class Approximate(DuckArray):
         sums = np.abs(finite).cumsum(-2)
         sums[..., CHUNK:, :] -= sums[..., :-CHUNK, :].copy()
         rounded = self._with(self.value, self.error + self.sum_units * self.precision.accumulation * sums)
-        return np.exp(rounded)
+        factors: Self = np.exp(rounded)
+        return factors
 
     def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
         """Indices and values of the greatest; errors are unknown where rounding may change the choice."""
