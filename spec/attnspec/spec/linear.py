@@ -40,13 +40,13 @@ __all__ = ["LinearAttention", "LinearOperations", "LinearTable"]
 class LinearAttention(Protocol[Array]):
     """Linear attention by the linear, gated, delta or gated delta rule: outputs of all steps and the final state.
 
-    Where: S₀ is `state`, one matrix (d, d_v) per key head; g is `decay`, in logarithms, either one number per step and
-    head or one per feature of the key, as in Kimi delta attention; β is `beta`. Without `decay` D is the identity.
-    Without `beta` nothing is corrected: u = v. So neither gives the linear rule, `decay` alone the gated one, `beta`
-    alone the delta rule, both the gated delta rule. λ is `scale`, 1/√d if not given. The first `group` query heads read
-    the state of the first key head, and so on, or heads take turns (semantics `head_groups`). Queries and keys are not
-    normalized here, nor mapped to positive features. Chunks may be computed together. The state is in units of
-    key × value, the output in those of the state × query × λ.
+    Where: S₀ is `state`, one matrix (d, d_v) per key head; g is `decay`, in logarithms, either one number per step
+    and head or one per feature of the key, as in Kimi delta attention; β is `beta`. Without `decay` D is the
+    identity. Without `beta` nothing is corrected: u = v. So neither gives the linear rule, `decay` alone the gated
+    one, `beta` alone the delta rule, both the gated delta rule. λ is `scale`; without one it is 1/√d. The first
+    `group` query heads read the state of the first key head, and so on, or heads take turns (semantics
+    `head_groups`). Queries and keys are not normalized here, nor mapped to positive features. Chunks may be
+    computed together. The state is in units of key × value, the output in those of the state × query × λ.
     Domain: No step overflows; with the delta rule, keys of norm 1 and β from 0 to 2 never make the state grow.
     Edges: A decay of −∞ empties the state. With β = 0 nothing is written.
     """
