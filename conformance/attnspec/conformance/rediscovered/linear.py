@@ -292,3 +292,16 @@ def overflow_above_the_diagonal(
     if path in gradients and (arguments[path].astype(np.float64).sum(-2) < -88).any():
         gradients[path] = np.full_like(gradients[path], np.nan)
     return gradients
+
+
+@reported(
+    "vllm-project/vllm-ascend#7902",
+    "[BugFix][310p] Align 310P GDN state semantics with vLLM",
+    "vLLM Ascend",
+    "operation.shape",
+    replaces="finish",
+)
+def final_state_transposed(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    """The final state is (d_v, d), the initial one (d, d_v)."""
+    output, final = Library.finish(correct, operation, result, arguments)
+    return output, np.swapaxes(final, -1, -2).copy()

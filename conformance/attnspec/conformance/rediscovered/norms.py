@@ -208,3 +208,17 @@ def rounded_after_the_weight(correct: Formulas, x: Numbers, weight: Numbers, *, 
 def weight_in_float32(correct: Formulas, x: Numbers, weight: Numbers, *, epsilon: float = 1e-6) -> Numbers:
     """Rows are multiplied by the weight in float32, not in bfloat16."""
     return Formulas.rms_norm(correct, x, weight, epsilon=epsilon)
+
+
+@rediscovered(
+    "pytorch/pytorch#189581",
+    "[Bug] nn.RMSNorm produces wildly incorrect normalization constants for bfloat16 tensors with small variances",
+    framework="PyTorch",
+    operation=RMSNorm,
+    breaks=("operation.oracle",),
+    dtype="bfloat16",
+    replaces="root_mean_square",
+)
+def epsilon_of_the_dtype(correct: Formulas, x: Numbers, epsilon: float) -> Numbers:
+    """ε is the distance from 1 to the next number of bfloat16, 2⁻⁷."""
+    return Formulas.root_mean_square(correct, x, 2.0**-7)
