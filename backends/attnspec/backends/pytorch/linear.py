@@ -3,7 +3,7 @@
 Within a chunk, with G the sum of the decays from its first step on, E_ij = e^(G_i − G_j) for j ≤ i, and S the state
 before it: (I + βA)U = β(V − (K e^G)S) with A = strictly lower (KKᵀ ∘ E), O = (Q e^G)S + (QKᵀ ∘ E)U, and the next state
 is e^(G_C)S + (K e^(G_C − G))ᵀU. Where every feature decays on its own, E would have a matrix per feature; there, keys
-and queries are multiplied by e^(G_m − G_j) and e^(G_i − G_m), with m in the middle of the chunk, in float64.
+and queries are multiplied by e^(−G_j) and e^(G_i), in float64. No factor depends on later steps.
 """
 
 from typing import NamedTuple
@@ -23,8 +23,8 @@ __all__ = ["linear_attention"]
 
 _check = Check("linear_attention")
 
-CHUNK, CHUNK_OF_VECTORS = 64, 12
-"""Steps of a chunk; fewer where every feature decays on its own, so that half a chunk keeps exponents in range."""
+CHUNK, CHUNK_OF_VECTORS = 64, 7
+"""Steps of a chunk; fewer where every feature decays on its own, so that e^(−G) stays in the range of float64."""
 
 LEAST, LEAST_OF_VECTORS = -750.0, -88.0
 """Decays in place of lower ones: their exponentials are 0, or below float32's normal numbers where g is float32."""
@@ -82,7 +82,7 @@ class _Decays(NamedTuple):
     """Factors of a chunk: from its start, to its end, in all, and between steps.
 
     ``between`` is (…, chunks, C, C, d or 1), 0 above the diagonal. In its place, ``ahead`` and ``back`` are factors
-    from the middle of the chunk to each step and back, in float64, whose products are those between steps.
+    from the start of the chunk to each step and back, in float64, whose products are those between steps.
     """
 
     from_start: Tensor
@@ -105,8 +105,7 @@ def _decays(g: Tensor) -> _Decays:
     start, end = sums.exp().to(g.dtype), (sums[..., -1:, :] - sums).exp().to(g.dtype)
     whole = start[..., -1:, :].mT
     if factorised:
-        centred = sums - sums[..., g.shape[-2] // 2, None, :]
-        return _Decays(start, end, whole, ahead=centred.exp(), back=(-centred).exp())
+        return _Decays(start, end, whole, ahead=sums.exp(), back=(-sums).exp())
     hidden = torch.ones(g.shape[-2], g.shape[-2], dtype=torch.bool, device=g.device).triu(1).unsqueeze(-1)
     differences = (sums.unsqueeze(-2) - sums.unsqueeze(-3)).to(g.dtype)
     return _Decays(start, end, whole, differences.masked_fill(hidden, -torch.inf).exp())
