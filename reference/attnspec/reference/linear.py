@@ -38,10 +38,10 @@ def linear_attention(
         now = (..., slice(i, i + 1), slice(None))
         row, written = key[now], value[now]
         if factors is not None:
-            state = np.swapaxes(factors[now], -1, -2) * state
+            state = decayed_state(state, np.swapaxes(factors[now], -1, -2))
         if rates is not None:
             written = rates[now] * (written - row @ state)
-        state = state + np.swapaxes(row, -1, -2) @ written
+        state = written_state(state, np.swapaxes(row, -1, -2) @ written)
         outputs.append(queries[now] @ add_groups(state))
     return merge_groups(scaled(np.concatenate(outputs, axis=-2), d, scale)), state
 
@@ -54,3 +54,20 @@ def step_factors(decay: np.ndarray) -> np.ndarray:
     """
     factors: np.ndarray = np.exp(decay)
     return factors
+
+
+@overridable
+def decayed_state(state: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """The state times the factors of a step."""
+    decayed: np.ndarray = factors * state
+    return decayed
+
+
+@overridable
+def written_state(state: np.ndarray, product: np.ndarray) -> np.ndarray:
+    """The state plus a product of key and value.
+
+    Budgets count the magnitudes of both: read by a query, they may be summed separately and cancel.
+    """
+    written: np.ndarray = state + product
+    return written

@@ -334,7 +334,7 @@ class Approximate(DuckArray):
         name = getattr(function, "__name__", "")
         if name in ("softmax", "log_softmax", "log_sum_exp"):
             return getattr(args[0], f"_{name}")(attendable_softmax(args[0].value, kwargs.get("mask")))
-        if name in ("greatest", "sigmoid", "step_factors"):
+        if name in ("greatest", "sigmoid", "step_factors", "decayed_state", "written_state"):
             return getattr(args[0], f"_{name}")(*args[1:])
         return NotImplemented
 
@@ -375,6 +375,18 @@ class Approximate(DuckArray):
         rounded = self._with(self.value, self.error + self.sum_units * self.precision.accumulation * sums)
         factors: Self = np.exp(rounded)
         return factors
+
+    def _decayed_state(self, factors: Self) -> Self:
+        """The product, whose terms keep their magnitudes."""
+        decayed: Self = factors * self
+        decayed.scale = np.abs(as_double(factors.value)) * self.magnitude_in_sums
+        return decayed
+
+    def _written_state(self, product: Self) -> Self:
+        """The sum, whose terms keep their magnitudes."""
+        written: Self = self + product
+        written.scale = self.magnitude_in_sums + product.magnitude
+        return written
 
     def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
         """Indices and values of the greatest; errors are unknown where rounding may change the choice."""
