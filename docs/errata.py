@@ -1,8 +1,10 @@
 """Generator of ``docs/errata.md``: ``python docs/errata.py > docs/errata.md``."""
 
+from collections.abc import Iterable
+
 from attnspec.spec import ERRATA
 from attnspec.spec.contract.sources import SOURCES
-from attnspec.spec.errata import MISPRINTS
+from attnspec.spec.errata import MISPRINTS, Erratum
 
 HEAD = """# Errata of the sources
 
@@ -11,6 +13,7 @@ Errors in the sources, with the right form. Each entry has both forms as functio
 Made by `python docs/errata.py > docs/errata.md` from `attnspec.spec.ERRATA`.
 """
 
+RESTRICTED = "Restrictions: the printed form is right where the source means it, and wrong beyond.\n"
 MISPRINTED = "Misprints, which no calculation can show:\n"
 
 
@@ -19,20 +22,24 @@ def cell(text: object) -> str:
     return " ".join(str(text).split()).replace("|", "\\|")
 
 
+def rows(errata: Iterable[Erratum]) -> list[str]:
+    """Return a table of errata."""
+    cells = ((e.identifier, e.source, f"`{e.operation}`", e.printed, e.right, e.note) for e in errata)
+    head = ["| erratum | where | operation | printed | right | why |", "|---|---|---|---|---|---|"]
+    return [*head, *(f"| {' | '.join(map(cell, each))} |" for each in cells)]
+
+
 def table() -> str:
     """Return the whole page."""
-    rows = ["| erratum | where | operation | printed | right | why |", "|---|---|---|---|---|---|"]
-    rows += [
-        f"| {' | '.join(map(cell, (e.identifier, e.source, f'`{e.operation}`', e.printed, e.right, e.note)))} |"
-        for e in ERRATA.values()
-    ]
+    errors, restrictions = ([e for e in ERRATA.values() if e.restriction is kind] for kind in (False, True))
     misprints = ["| misprint | where | printed | right |", "|---|---|---|---|"]
     misprints += [
         f"| {' | '.join(map(cell, (m.identifier, m.source, m.printed, m.right)))} |" for m in MISPRINTS.values()
     ]
     cited = {e.source.source for e in ERRATA.values()} | {m.source.source for m in MISPRINTS.values()}
     sources = [f"- {key}: {SOURCES[key].title}" for key in sorted(cited)]
-    return "\n".join([HEAD, *rows, "", MISPRINTED, *misprints, "", *sources]) + "\n"
+    parts = [HEAD, *rows(errors), "", RESTRICTED, *rows(restrictions), "", MISPRINTED, *misprints, "", *sources]
+    return "\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ FILES: Mapping[str, tuple[str, str]] = {
     "flax": ("google/flax", "18f8f311c275d57f46d95e41b15aa97b454754c0"),
     "FlashAttention": ("Dao-AILab/flash-attention", "0251105a2fb19d2957484b7f023cd8c115286ced"),
     "FlashInfer": ("flashinfer-ai/flashinfer", "fb28d7242b3506a2348265962041acc1fb56cca4"),
+    "Gemma": ("huggingface/transformers", "00c238bd242b4c6ddfb2c17d4573174ec2daaec8"),
     "haiku": ("google-deepmind/dm-haiku", "f4d858a5cbb29140855d68f81f5fd625e078a5ae"),
     "JAX": ("jax-ml/jax", "cec06d116c05f0d52adfceee3d3b730fdbcb0ce5"),
     "Keras": ("keras-team/keras", "3422977a5e38fb2f7709aaa9a08e47f0c43d0f60"),
@@ -121,6 +122,12 @@ CELLS: Mapping[str, Cells] = {
         "ONNX": ("as-given", "docs/Operators.md?plain=1#L18807"),
         "haiku": ("plus-one", "haiku/_src/recurrent.py#L343"),
         "TensorFlow": ("plus-one", f"{TENSORFLOW}/LSTMBlockCell"),
+    },
+    "rms_weight": {
+        "PyTorch": ("as-given", MEASURED),
+        "MLX": ("as-given", "python/mlx/nn/layers/normalization.py"),
+        "transformers": ("as-given", "src/transformers/models/llama/modeling_llama.py"),
+        "Gemma": ("plus-one", "src/transformers/models/gemma/modeling_gemma.py"),
     },
     "rotary_pairs": {
         "xFormers": ("interleaved", "xformers/ops/rope_padded.py#L34"),

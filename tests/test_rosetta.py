@@ -103,6 +103,11 @@ def lstm_forget_bias() -> str:
     return "as-given" if cell.item() == 0.5 else "plus-one"
 
 
+def rms_weight() -> str:
+    row = torch.nn.functional.rms_norm(torch.ones(1, 4), (4,), torch.ones(4))
+    return "as-given" if row[0, 0].round() == 1 else "plus-one"
+
+
 def head_groups() -> str:
     query, key = torch.zeros(1, 4, 1, 8), torch.zeros(1, 2, 3, 8)
     value = torch.tensor([1.0, 2.0])[None, :, None, None].expand(1, 2, 3, 8)
@@ -120,7 +125,7 @@ def rejection() -> str:
 
 MEASUREMENTS: list[Callable[[], str]] = [
     fully_masked, no_keys, causal_alignment, masked_nonfinite, attendable_nan, minus_infinity,
-    gru_reset, gru_update, lstm_forget_bias, head_groups, rejection,
+    gru_reset, gru_update, lstm_forget_bias, rms_weight, head_groups, rejection,
 ]  # fmt: skip
 
 

@@ -135,7 +135,9 @@ def stacked_lstm(x: Tensor, state: Any, layers: Any, **options: Any) -> Any:
     return through_record(nn.LSTM.from_record, layers, x, state, **options)
 
 
-def layer_norm(x: Tensor, parameters: Any) -> Any:
+def layer_norm(x: Tensor, parameters: Any, *, epsilon: float = 1e-5) -> Any:
+    if epsilon != 1e-5:  # modules have the default
+        return pytorch.layer_norm(x, parameters, epsilon=epsilon)
     return through_record(nn.LayerNorm.from_record, parameters, x)
 
 

@@ -151,11 +151,18 @@ def projected(x: Tensor, memory: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, 
 def heads(
     query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, **options: Any
 ) -> Tensor:
-    return joined(query, key, value, w_q, w_k, w_v, **options) @ w_o.mT
+    return joined(query, key, value, w_q, w_k, w_v, scaled, **options) @ w_o.mT
 
 
-def joined(query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **options: Any) -> Tensor:
-    each = [scaled(query @ q.mT, key @ k.mT, value @ v.mT, **options) for q, k, v in zip(w_q, w_k, w_v, strict=True)]
+def unscaled(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return weights(q @ k.mT, **options) @ v
+
+
+def joined(
+    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor,
+    attention: Callable[..., Tensor] = unscaled, **options: Any,
+) -> Tensor:  # fmt: skip
+    each = [attention(query @ q.mT, key @ k.mT, value @ v.mT, **options) for q, k, v in zip(w_q, w_k, w_v, strict=True)]
     return torch.cat(each, -1)
 
 
@@ -322,9 +329,36 @@ def earlier_states(x: Tensor, state: Tensor, parameters: Any, lengths: Tensor | 
     return weights(states @ states.mT, mask) @ states, states, final
 
 
-def normalized(x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
+def normalized(x: Tensor, parameters: LayerNormParameters[Tensor], epsilon: float = 1e-5) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
-    return parameters.gain * centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() + parameters.bias
+    return parameters.gain * centred / (centred.square().mean(-1, keepdim=True) + epsilon).sqrt() + parameters.bias
+
+
+def linear_recurrence(
+    query: Tensor, key: Tensor, value: Tensor, state: Tensor,
+    decay: Tensor | None = None, beta: Tensor | None = None, scale: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    group, d = query.shape[-3] // key.shape[-3], query.shape[-1]
+    steps = query.shape[-2]
+    shapes = [x.shape[:-3] for x in (query, key, value, state, decay) if x is not None]
+    shapes += [] if beta is None else [beta.shape[:-2]]
+    state = state.expand(*np.broadcast_shapes(*shapes), *state.shape[-3:])
+    outputs = []
+    for i in range(steps):
+        k, v = key[..., i, :], value[..., i, :]
+        factor = torch.ones_like(k) if decay is None else decay[..., i, :].exp()
+        state = factor.unsqueeze(-1) * state
+        if beta is not None:
+            v = beta[..., i, None] * (v - torch.einsum("...d,...dv->...v", k, state))
+        state = state + torch.einsum("...d,...v->...dv", k, v)
+        read = state.repeat_interleave(group, -3)
+        outputs.append(torch.einsum("...d,...dv->...v", query[..., i, :], read) * (d**-0.5 if scale is None else scale))
+    empty = query.new_zeros(*state.shape[:-3], query.shape[-3], 0, value.shape[-1])
+    return torch.stack(outputs, -2) if outputs else empty, state
+
+
+def rms_normalized(x: Tensor, weight: Tensor, epsilon: float = 1e-6) -> Tensor:
+    return weight * x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt()
 
 
 def perceptron(x: Tensor, parameters: FeedForwardParameters[Tensor]) -> Tensor:
@@ -605,6 +639,9 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "rnn_cell": rnn,
     "rnn_output": lambda state, w_hq, b_q: state @ w_hq + b_q,
     "layer_norm": normalized,
+    "rms_norm": rms_normalized,
+    "linear_attention": linear_recurrence,
+    "add_rms_norm": lambda x, residual, weight, **how: (rms_normalized(x + residual, weight, **how), x + residual),
     "feed_forward": perceptron,
     "gru_cell": gru,
     "lstm_cell": lstm,

@@ -40,7 +40,7 @@ RECURRENT = {
     for name in (f"{kind}_cell", kind, f"bidirectional_{kind}", f"stacked_{kind}")
 }
 ATTENTION = {"scaled_dot_product_attention", "multi_head_attention"}
-TRANSFORMER = {"layer_norm", "feed_forward", "encoder_layer", "decoder_layer"}
+TRANSFORMER = {"layer_norm", "rms_norm", "feed_forward", "encoder_layer", "decoder_layer"}
 
 
 def test_the_backend_provides_these_operations() -> None:

@@ -55,17 +55,20 @@ class PositionalFeaturesBeyondThe512th(Attention):
 class LayerNorm(TorchBackend):
     name = "layer norm"
 
-    def layer_norm(self, x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
-        return pytorch.layer_norm(x, parameters)
+    def layer_norm(self, x: Tensor, parameters: LayerNormParameters[Tensor], *, epsilon: float = 1e-5) -> Tensor:
+        return pytorch.layer_norm(x, parameters, epsilon=epsilon)
 
 
 class ParametersGetGradientsOf256Rows(LayerNorm):
-    def layer_norm(self, x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
+    def layer_norm(self, x: Tensor, parameters: LayerNormParameters[Tensor], *, epsilon: float = 1e-5) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         if len(rows) <= 256:
-            return super().layer_norm(x, parameters)
+            return super().layer_norm(x, parameters, epsilon=epsilon)
         detached = LayerNormParameters(parameters.gain.detach(), parameters.bias.detach())
-        parts = super().layer_norm(rows[:256], parameters), super().layer_norm(rows[256:], detached)
+        parts = [
+            super().layer_norm(rows[:256], parameters, epsilon=epsilon),
+            super().layer_norm(rows[256:], detached, epsilon=epsilon),
+        ]
         return torch.cat(parts).reshape(x.shape)
 
 

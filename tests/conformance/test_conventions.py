@@ -240,6 +240,11 @@ CONVENTIONS = [
         "forget gate as given, declared plus one",
     ),
     Convention(
+        {"rms_weight": "plus-one"}, "rms_norm",
+        "1 added to RMS weights, declared",
+        "RMS weights as given, declared plus one",
+    ),
+    Convention(
         {"rotary_pairs": "halves"}, "rotary_embedding",
         "rotary pairs of halves, declared",
         "pairs of halves, undeclared",  # returned interleaved

@@ -91,9 +91,9 @@ def scaled(q: Row, k: Row) -> Any:
     return dot(q, k) / mp.sqrt(len(q))
 
 
-def join_heads(a: dict[str, Any]) -> list[list[Any]]:
+def join_heads(a: dict[str, Any], score: Callable[..., Any] = dot) -> list[list[Any]]:
     each = [
-        attend(scaled, linear(a["query"], w_q), linear(a["key"], w_k), linear(a["value"], w_v), a)
+        attend(score, linear(a["query"], w_q), linear(a["key"], w_k), linear(a["value"], w_v), a)
         for w_q, w_k, w_v in zip(a["w_q"], a["w_k"], a["w_v"], strict=True)
     ]
     return side_by_side(each)
@@ -114,7 +114,7 @@ def additive_heads(a: dict[str, Any]) -> list[list[Any]]:
 
 
 def heads(a: dict[str, Any]) -> list[list[Any]]:
-    return linear(join_heads(a), a["w_o"])
+    return linear(join_heads(a, scaled), a["w_o"])
 
 
 def context(score: Callable[[Row, int], Any], a: dict[str, Any]) -> Row:
@@ -303,13 +303,53 @@ def earlier_states(a: dict[str, Any]) -> Any:
 CELLS = {"rnn": rnn_cell, "gru": gru, "lstm": lstm}
 
 
-def normalized(rows: Rows, p: Any) -> list[list[Any]]:
+def normalized(rows: Rows, p: Any, epsilon: float = EPSILON) -> list[list[Any]]:
     result = []
     for row in rows:
         mean = mp.fsum(row) / len(row)
-        deviation = mp.sqrt(mp.fsum((x - mean) ** 2 for x in row) / len(row) + mp.mpf(float(EPSILON)))
+        deviation = mp.sqrt(mp.fsum((x - mean) ** 2 for x in row) / len(row) + mp.mpf(float(epsilon)))
         result.append([g * (x - mean) / deviation + b for x, g, b in zip(row, p.gain, p.bias, strict=True)])
     return result
+
+
+def linear_recurrence(a: dict[str, Any]) -> list[Any]:
+    """Each result as a sum over the earlier steps: with the delta rule, products of matrices I − βkkᵀ."""
+    steps, heads_k, d = len(a["query"][0]), len(a["key"]), len(a["state"][0])
+    scale = a["scale"] if a.get("scale") is not None else 1 / mp.sqrt(d)
+
+    def transition(h: int, i: int) -> Any:
+        rates = [mp.exp(x) for x in a["decay"][h][i]] if a.get("decay") is not None else [1]
+        decayed = mp.diag([rates[c % len(rates)] for c in range(d)])
+        if a.get("beta") is None:
+            return decayed
+        k = mp.matrix([*a["key"][h][i]])
+        return (mp.eye(d) - a["beta"][h][i] * k * k.T) * decayed
+
+    def written(h: int, i: int) -> Any:
+        k, v = mp.matrix([*a["key"][h][i]]), mp.matrix([*a["value"][h][i]])
+        return (1 if a.get("beta") is None else a["beta"][h][i]) * k * v.T
+
+    def state(h: int, i: int) -> Any:
+        s = mp.matrix([[*row] for row in a["state"][h]])
+        for j in range(i):
+            s = transition(h, j) * s + written(h, j)
+        return s
+
+    def head(r: int) -> int:
+        group = len(a["query"]) // heads_k
+        return r % heads_k if choice("head_groups") == "interleaved" else r // group
+
+    outputs = [
+        [[scale * x for x in (state(head(r), i + 1).T * mp.matrix([*a["query"][r][i]]))] for i in range(steps)]
+        for r in range(len(a["query"]))
+    ]
+    return [outputs, [state(h, steps).tolist() for h in range(heads_k)]]
+
+
+def rms_normalized(row: Row, a: dict[str, Any]) -> list[Any]:
+    more = 1 if choice("rms_weight") == "plus-one" else 0
+    root = mp.sqrt(mp.fsum(x**2 for x in row) / len(row) + mp.mpf(float(a.get("epsilon", 1e-6))))
+    return [(w + more) * x / root for x, w in zip(row, a["weight"], strict=True)]
 
 
 def attend_in_heads(x: Rows, memory: Rows, p: Any, a: dict[str, Any]) -> Any:
@@ -767,7 +807,12 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "concat_positions": lambda a: [[*r, *s] for r, s in zip(a["x"], a["p"], strict=True)],
     "rnn_cell": rnn_cell,
     "rnn_output": lambda a: affine(a["state"], a["w_hq"], a["b_q"]),
-    "layer_norm": lambda a: normalized([a["x"]], a["parameters"])[0],
+    "layer_norm": lambda a: normalized([a["x"]], a["parameters"], a.get("epsilon", EPSILON))[0],
+    "linear_attention": linear_recurrence,
+    "rms_norm": lambda a: rms_normalized(a["x"], a),
+    "add_rms_norm": lambda a: (lambda z: [rms_normalized(z, a), z])(
+        [x + r for x, r in zip(a["x"], a["residual"], strict=True)]
+    ),
     "feed_forward": lambda a: perceptron(a["x"], a["parameters"]),
     "gru_cell": gru,
     "lstm_cell": lstm,

@@ -85,6 +85,10 @@ def test_the_forget_gate_concerns_what_has_parameters_of_an_lstm() -> None:
     assert concerned("lstm_forget_bias") == with_gate
 
 
+def test_the_factor_concerns_rms_norms() -> None:
+    assert concerned("rms_weight") == {"rms_norm", "add_rms_norm"}
+
+
 @pytest.mark.parametrize("name", ["repeatability", "gru"])
 def test_records_depend_on_questions_that_formulas_ask(name: str) -> None:
     with pytest.raises(ValueError, match=rf"^depends_on: expected one of .*gru_reset, .*rotary_pairs.*; got '{name}'$"):

@@ -10,6 +10,7 @@ from attnspec.reference.defining.definition import defines as defines
 from attnspec.reference.defining.overriding import overridable as overridable
 from attnspec.reference.defining.two_point import two_point_design as two_point_design
 from attnspec.reference.kernels import *
+from attnspec.reference.linear import *
 from attnspec.reference.masking import *
 from attnspec.reference.moments import *
 from attnspec.reference.multihead import *

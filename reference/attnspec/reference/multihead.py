@@ -3,7 +3,12 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attnspec.reference.attention import additive_attention, project, scaled_dot_product_attention
+from attnspec.reference.attention import (
+    additive_attention,
+    dot_product_attention,
+    project,
+    scaled_dot_product_attention,
+)
 from attnspec.reference.defining.definition import defines
 from attnspec.spec.multihead import (
     ConcatHeadsAttention,
@@ -49,8 +54,14 @@ def multi_head_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n p_o"]:
-    """oᵢ = W_o [h₁; …; h_h]: the heads of `concat_heads_attention`, mixed by W_o."""
-    return project(concat_heads_attention(query, key, value, w_q, w_k, w_v, mask=mask, causal=causal), w_o)
+    """oᵢ = W_o [h₁; …; h_h], h_r = softmax(Q_r K_rᵀ/√p_q) V_r with Q_r = QW_{q,r}ᵀ, and so on: heads, mixed by W_o."""
+    heads = [
+        scaled_dot_product_attention(
+            project(query, w_q[r]), project(key, w_k[r]), project(value, w_v[r]), mask=mask, causal=causal
+        )
+        for r in range(w_q.shape[0])
+    ]
+    return project(np.concatenate(heads, axis=-1), w_o)
 
 
 @defines(MultiHeadAdditiveAttention[np.ndarray])
@@ -98,9 +109,9 @@ def concat_heads_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n heads*p_v"]:
-    """oᵢ = [h₁; …; h_h], h_r = softmax(Q_r K_rᵀ/√p_q) V_r with Q_r = QW_{q,r}ᵀ, K_r = KW_{k,r}ᵀ, V_r = VW_{v,r}ᵀ."""
+    """oᵢ = [h₁; …; h_h], h_r = softmax(Q_r K_rᵀ) V_r with Q_r = QW_{q,r}ᵀ, K_r = KW_{k,r}ᵀ, V_r = VW_{v,r}ᵀ."""
     heads = [
-        scaled_dot_product_attention(
+        dot_product_attention(
             project(query, w_q[r]), project(key, w_k[r]), project(value, w_v[r]), mask=mask, causal=causal
         )
         for r in range(w_q.shape[0])

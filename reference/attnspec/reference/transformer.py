@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 
 from attnspec.reference.attention import project, scaled_dot_product_attention
 from attnspec.reference.defining.arithmetic import in_arithmetic_of
+from attnspec.reference.defining.choices import choice
 from attnspec.reference.defining.definition import defines
 from attnspec.reference.masking import joint_mask
 from attnspec.reference.multihead import merge_heads, multi_head_attention
@@ -15,6 +16,7 @@ from attnspec.reference.positional import learned_positions, sinusoidal_position
 from attnspec.reference.seq2seq import for_every_query, output_distribution
 from attnspec.spec.multihead import MultiHeadParameters
 from attnspec.spec.transformer import (
+    AddRMSNorm,
     CachedDecoderStep,
     DecoderLayer,
     DecoderLayerParameters,
@@ -32,9 +34,11 @@ from attnspec.spec.transformer import (
     LanguageModelParameters,
     LayerNorm,
     LayerNormParameters,
+    RMSNorm,
 )
 
 __all__ = [
+    "add_rms_norm",
     "cached_decoder_step",
     "decoder_layer",
     "decoder_only",
@@ -45,10 +49,11 @@ __all__ = [
     "encoder_stack",
     "feed_forward",
     "layer_norm",
+    "rms_norm",
 ]
 
 EPSILON = 1e-5
-"""The ε that layer normalization adds to the variance."""
+"""The ε that layers add to the variance."""
 
 
 @defines(EncoderLayer[np.ndarray])
@@ -250,14 +255,38 @@ def residual(
 
 @defines(LayerNorm[np.ndarray])
 def layer_norm(
-    x: Float[np.ndarray, "*batch d"], parameters: LayerNormParameters[np.ndarray]
+    x: Float[np.ndarray, "*batch d"], parameters: LayerNormParameters[np.ndarray], *, epsilon: float = EPSILON
 ) -> Float[np.ndarray, "*batch d"]:
     """y = g ⊙ (x − x̄)/√(v + ε) + b; x̄ and v are the mean and the variance of the features."""
     centred = x - np.mean(x, axis=-1, keepdims=True)
     variance = np.mean(np.square(centred), axis=-1, keepdims=True)
-    normalized: np.ndarray = centred / np.sqrt(variance + variance.dtype.type(EPSILON))
+    normalized: np.ndarray = centred / np.sqrt(variance + variance.dtype.type(epsilon))
     scaled: np.ndarray = parameters.gain * normalized + parameters.bias
     return scaled
+
+
+@defines(RMSNorm[np.ndarray])
+def rms_norm(
+    x: Float[np.ndarray, "*batch d"], weight: Float[np.ndarray, " d"], *, epsilon: float = 1e-6
+) -> Float[np.ndarray, "*batch d"]:
+    """y = w ⊙ x/√(s + ε); s is the mean of the squares. If `rms_weight` is "plus-one", 1 + w replaces w."""
+    factor = weight if choice("rms_weight") == "as-given" else weight + 1
+    squares = np.mean(np.square(x), axis=-1, keepdims=True)
+    scaled: np.ndarray = factor * (x / np.sqrt(squares + squares.dtype.type(epsilon)))
+    return scaled
+
+
+@defines(AddRMSNorm[np.ndarray])
+def add_rms_norm(
+    x: Float[np.ndarray, "*#batch d"],
+    residual: Float[np.ndarray, "*#batch d"],
+    weight: Float[np.ndarray, " d"],
+    *,
+    epsilon: float = 1e-6,
+) -> tuple[Float[np.ndarray, "*batch d"], Float[np.ndarray, "*batch d"]]:
+    """Y = RMSNorm(Z) and Z = X + R: the sum is normalized before it is rounded."""
+    total = x + residual
+    return rms_norm(total, weight, epsilon=epsilon), total
 
 
 @defines(FeedForward[np.ndarray])

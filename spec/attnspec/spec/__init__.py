@@ -32,6 +32,7 @@ from attnspec.spec.contract.tree import Kind as Kind
 from attnspec.spec.contract.tree import Leaf as Leaf
 from attnspec.spec.contract.tree import Option as Option
 from attnspec.spec.kernels import *
+from attnspec.spec.linear import *
 from attnspec.spec.masking import *
 from attnspec.spec.moments import *
 from attnspec.spec.multihead import *

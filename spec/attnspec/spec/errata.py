@@ -35,6 +35,8 @@ class Erratum:
     right_form: Callable[..., Any]
     example: Mapping[str, Any]
     observed: Callable[[Any], Any] = _itself
+    restriction: bool = False
+    """True if the printed form is right where the source means it, and wrong beyond."""
 
     def __post_init__(self) -> None:
         names = list(OPERATIONS[self.operation].call.names)
@@ -394,6 +396,18 @@ _ENTRIES = (
         example={"n": 3, "d": 4},
     ),
     Erratum(
+        "S4-unique-values",
+        S4.passage("Positional Encoding"),
+        "sinusoidal_positional_encoding",
+        printed="Give each position-embedding pair a unique value",
+        right="each position gets a vector of its own; the numbers in it repeat",
+        note="P₀ = (0, 1, 0, 1, …).",
+        printed_form=lambda n, d: n * d,
+        right_form=lambda n, d: len(np.unique(_encoding(np.arange(n)[:, None], n, d))),
+        observed=lambda result: len(np.unique(result)),
+        example={"n": 1, "d": 4},
+    ),
+    Erratum(
         "S4-kernel",
         S4.passage("Attention Prompt"),
         "nadaraya_watson",
@@ -407,6 +421,7 @@ _ENTRIES = (
             "key": np.array([[0.0], [1.0], [3.0]]),
             "value": np.array([[5.0], [6.0], [7.0]]),
         },
+        restriction=True,
     ),
     Erratum(
         "S3-average",
@@ -464,6 +479,17 @@ _ENTRIES = (
         example={"x": _SEQUENCE},
     ),
     Erratum(
+        "S3-concatenated-positions",
+        S3.passage("Positional Encoding"),
+        "add_positions",
+        printed="The final input embeddings are the concatenation of … embeddings and the positional encoding",
+        right="their sum, as its first line says: 'Add positional information'",
+        note="d_emb is the width of both. `concat_positions` computes the printed form.",
+        printed_form=lambda x, p: np.concatenate([x, p], axis=-1),
+        right_form=lambda x, p: x + p,
+        example={"x": _SEQUENCE, "p": np.array([[0.0, 1.0], [0.5, 0.75], [1.0, -0.5]])},
+    ),
+    Erratum(
         "S0-path-of-convolutions",
         S0.passage("Computational Complexity: CNN's"),
         "convolution_complexity",
@@ -486,6 +512,7 @@ _ENTRIES = (
         right_form=lambda n, d_x, d_k, d_v: n**2 * (d_k + d_v) + n * d_x * (2 * d_k + d_v),
         example={"n": 4, "d_x": 32, "d_k": 32, "d_v": 32},
         observed=lambda cost: cost.multiply_adds,
+        restriction=True,
     ),
     Erratum(
         "S0-sequential-operations",
@@ -498,6 +525,7 @@ _ENTRIES = (
         right_form=lambda m, n, d, generating: 8 * n,
         example={"m": 3, "n": 5, "d": 4, "generating": True},
         observed=lambda cost: cost.sequential_operations,
+        restriction=True,
     ),
     Erratum(
         "S2-projections",
@@ -553,6 +581,18 @@ _MISPRINTS = (
         S4.passage("Attention Prompt"),
         printed="f ∈ {(x₁, y₁), …, (xₙ, yₙ)}",
         right="f is fitted to these pairs, f(xᵢ) ≈ yᵢ; it is not one of them",
+    ),
+    Misprint(
+        "S4-function-of-itself",
+        S4.passage("Self-Attention"),
+        printed="f ∈ {(xᵢ, xᵢ)}",
+        right="f attends to these pairs of keys and values",
+    ),
+    Misprint(
+        "S2-states-of-the-context",
+        S2.passage("Luong Attention"),
+        printed="a context vector c_t, which is a weighted sum of h_s",
+        right="of the encoder's states h_t; nothing is called h_s",
     ),
 )
 

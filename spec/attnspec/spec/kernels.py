@@ -18,6 +18,7 @@ from attnspec.spec.contract.sources import (
     KRELL,
     KWON,
     ONNX,
+    OPENAI,
     PRESS,
     SRIVASTAVA,
     SU,
@@ -60,6 +61,7 @@ __all__ = [
         JIANG.passage("2 Architectural details: sliding window attention"),
         GEMMA.passage("2 Model architecture: logit soft-capping"),
         PRESS.passage("3 Attention with linear biases"),
+        OPENAI.passage("Architecture: Attention"),
         XIAO.passage("3.3 Pre-training LLMs with attention sinks"),
     ],
     linear="value",
@@ -81,7 +83,8 @@ class GroupedQueryAttention(Protocol[Array]):
 
     Where: g is `group`: the first g query heads use the first key head, and so on, or heads take turns (semantics
     `head_groups`). λ is `scale`, 1/√d if not given; c is `softcap`, B `bias`, mᵣ `slopes`, bᵣ `sinks`, each left out if
-    not given. A sink is the score of an additional key with value 0. The distance |i − j| is counted from the diagonal
+    not given. A sink is the score of an additional key with value 0, a number per head as in gpt-oss; Xiao's sink is a
+    token with key and value. The distance |i − j| is counted from the diagonal
     on which a causal mask is aligned; it may be signed (semantics `alibi_distances`). The mask is the same for all
     heads. `log_sum_exp` is the natural logarithm of Z (semantics `logarithms`). The output is in units of value; scores
     and logarithms have no unit.

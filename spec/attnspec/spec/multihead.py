@@ -143,16 +143,16 @@ class MultiHeadAdditiveAttention(Protocol[Array]):
     "concat_heads_attention",
     chapter="multihead",
     formula=r"o_i = [h_1; \dots; h_h],\quad"
-    r" h_r = \operatorname{softmax}(Q_r K_r^\top / \sqrt{p_q}) V_r,\quad Q_r = Q W_{q,r}^\top,\ \dots",
+    r" h_r = \operatorname{softmax}(Q_r K_r^\top) V_r,\quad Q_r = Q W_{q,r}^\top,\ \dots",
     sources=[S1.passage("Multi-Head Self-Attention")],
     linear="value",
     scores_scale_with={"w_q": 1.0},
 )
 class ConcatHeadsAttention(Protocol[Array]):
-    """Scaled dot-product attention in heads, concatenated in the order of the heads and not projected.
+    """Dot-product attention in heads, concatenated in the order of the heads and not projected.
 
-    Where: Weights are (out, in). S1 leaves the scorer open; here scores are divided by √p_q. The mask has no head axis:
-    it and `causal` hold in every head. The result is in units of w_v × value.
+    Where: Weights are (out, in). Scores are not divided: S1's A = QᵀK has no scale, unlike `multi_head_attention`. The
+    mask has no head axis: it and `causal` hold in every head. The result is in units of w_v × value.
     Domain: After projection, Σ|q||k| stays finite.
     """
 

@@ -11,10 +11,12 @@ from jaxtyping import Bool, Float, Int
 from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
-from attnspec.spec.contract.sources import BA, DEVLIN, RADFORD, S2, S3, S4, VASWANI
+from attnspec.spec.contract.semantics import depends_on
+from attnspec.spec.contract.sources import BA, DEVLIN, GEMMA, RADFORD, S2, S3, S4, VASWANI, ZHANG
 from attnspec.spec.multihead import MultiHeadParameters
 
 __all__ = [
+    "AddRMSNorm",
     "CachedDecoderStep",
     "DecoderLayer",
     "DecoderLayerParameters",
@@ -32,6 +34,7 @@ __all__ = [
     "LanguageModelParameters",
     "LayerNorm",
     "LayerNormParameters",
+    "RMSNorm",
     "TransformerOperations",
     "TransformerTable",
 ]
@@ -62,19 +65,78 @@ class FeedForwardParameters(Generic[Array]):
     r" \bar x = \tfrac1d \sum_i x_i,\ v = \tfrac1d \sum_i (x_i - \bar x)^2",
     sources=[S4.passage("Architecture: Others"), VASWANI.passage("3.1"), BA.passage("3")],
     axes={"d": Axis.WIDTH},
+    features="epsilon",
+    trial_values={"epsilon": (1e-3, 0.25)},
 )
 class LayerNorm(Protocol[Array]):
     """Layer normalization: features standardized per position, times a gain, plus a bias.
 
-    Where: x̄ and v are mean and variance of the d features, v with d in the denominator; ε = 10⁻⁵. Before gain and bias
-    the variance is v/(v + ε). The result is in units of gain and bias.
-    Domain: The sum of squares does not overflow.
+    Where: x̄ and v are mean and variance of the d features, v with d in the denominator; ε is `epsilon`. Before gain and
+    bias the variance is v/(v + ε). The result is in units of gain and bias.
+    Domain: The sum of squares does not overflow. ε is positive.
     Edges: Where all features are equal, the result is the bias.
     """
 
     def __call__(
-        self, x: Float[Array, "*batch d"], parameters: LayerNormParameters[Array]
+        self, x: Float[Array, "*batch d"], parameters: LayerNormParameters[Array], *, epsilon: float = 1e-5
     ) -> Float[Array, "*batch d"]: ...
+
+
+@depends_on("rms_weight")
+@operation(
+    "rms_norm",
+    chapter="transformer",
+    formula=r"y = w \odot \frac{x}{\sqrt{s + \varepsilon}},\quad s = \tfrac1d \sum_i x_i^2",
+    sources=[ZHANG.passage("3 RMSNorm"), GEMMA.passage("2 Model architecture: RMSNorm")],
+    axes={"d": Axis.WIDTH},
+    features="epsilon",
+    trial_values={"epsilon": (1e-3, 0.25)},
+)
+class RMSNorm(Protocol[Array]):
+    """Root mean square normalization: features divided by their root mean square, times a weight.
+
+    Where: s is the mean of the d squares, not centred; ε is `epsilon`. The weight is the factor, or 1 less than it
+    (semantics `rms_weight`). QK-norm is this operation on the d features of a head. A backend that rounds
+    x/√(s + ε) to 16 bits before the product with the weight declares `eager-bfloat16` or `eager-float16`. The result is
+    in units of the weight.
+    Domain: The sum of squares does not overflow. ε is positive.
+    Edges: A row of zeros gives 0.
+    """
+
+    def __call__(
+        self, x: Float[Array, "*batch d"], weight: Float[Array, " d"], *, epsilon: float = 1e-6
+    ) -> Float[Array, "*batch d"]: ...
+
+
+@depends_on("rms_weight")
+@operation(
+    "add_rms_norm",
+    chapter="transformer",
+    formula=r"y = \operatorname{RMSNorm}(z; w, \varepsilon),\quad z = x + r",
+    sources=[ZHANG.passage("3 RMSNorm"), VASWANI.passage("3.1")],
+    axes={"d": Axis.WIDTH},
+    results="output sum",
+    features="epsilon",
+    trial_values={"epsilon": (1e-3, 0.25)},
+)
+class AddRMSNorm(Protocol[Array]):
+    """RMS normalization of x plus a residual, and that sum, for the next layer.
+
+    Where: r is `residual`, z the sum; all else is as in `rms_norm`. A backend that rounds z to 16 bits before it is
+    normalized declares `eager-bfloat16` or `eager-float16`. The output is in units of the weight, the sum in units of
+    x.
+    Domain: The sum of squares does not overflow. ε is positive.
+    Edges: Where the sum is 0, so is the output.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch d"],
+        residual: Float[Array, "*#batch d"],
+        weight: Float[Array, " d"],
+        *,
+        epsilon: float = 1e-6,
+    ) -> tuple[Float[Array, "*batch d"], Float[Array, "*batch d"]]: ...
 
 
 @operation(
@@ -450,6 +512,8 @@ class TransformerOperations(Generic[Array]):
     """The operations of transformers as methods of a backend class."""
 
     layer_norm: LayerNorm[Array]
+    rms_norm: RMSNorm[Array]
+    add_rms_norm: AddRMSNorm[Array]
     feed_forward: FeedForward[Array]
     encoder_layer: EncoderLayer[Array]
     encoder_stack: EncoderStack[Array]
@@ -465,6 +529,8 @@ class TransformerTable(TypedDict, Generic[Array], total=False):
     """The operations of transformers by name, as a typed dictionary."""
 
     layer_norm: LayerNorm[Array]
+    rms_norm: RMSNorm[Array]
+    add_rms_norm: AddRMSNorm[Array]
     feed_forward: FeedForward[Array]
     encoder_layer: EncoderLayer[Array]
     encoder_stack: EncoderStack[Array]

@@ -23,6 +23,7 @@ class Operations(
     spec.TransformerOperations[Array],
     spec.VisionOperations[Array],
     spec.KernelsOperations[Array],
+    spec.LinearOperations[Array],
     spec.ComplexityOperations[Array],
     Generic[Array],
 ):
@@ -42,6 +43,7 @@ class Table(
     spec.TransformerTable[Array],
     spec.VisionTable[Array],
     spec.KernelsTable[Array],
+    spec.LinearTable[Array],
     spec.ComplexityTable[Array],
     Generic[Array],
     total=False,

@@ -24,6 +24,7 @@ from attnspec.backends.pytorch.kernels.additive import path_choice
 from attnspec.backends.pytorch.kernels.dot import groups as groups
 from attnspec.backends.pytorch.kernels.dot import packed as packed
 from attnspec.backends.pytorch.kernels.dot import sdpa as sdpa
+from attnspec.backends.pytorch.linear import *
 from attnspec.backends.pytorch.masking import *
 from attnspec.backends.pytorch.multihead import *
 from attnspec.backends.pytorch.normalization import *

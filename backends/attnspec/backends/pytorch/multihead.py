@@ -105,16 +105,17 @@ def attend_in_heads(
 
 
 def _attention_of_heads(
-    query: Tensor, key: Tensor, value: Tensor, weights: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, causal: bool
-) -> Tensor:
-    """Concatenated attention of all heads, with weights (w_q, w_k, w_v)."""
+    query: Tensor, key: Tensor, value: Tensor, weights: tuple[Tensor, Tensor, Tensor], mask: Tensor | None,
+    causal: bool, scale: float | None = None,
+) -> Tensor:  # fmt: skip
+    """Concatenated attention of all heads, with weights (w_q, w_k, w_v); ``scale`` is 1/√p_q by default."""
     mask_of_heads = None if mask is None else mask.unsqueeze(-3)
     w_q, w_k, w_v = weights
     if query is key is value and w_q.numel() <= MOST_JOINED_ELEMENTS and w_q.shape == w_k.shape == w_v.shape:
         q, k, v = _project_together(query, weights)
     else:
         q, k, v = per_head(query, w_q), per_head(key, w_k), per_head(value, w_v)
-    heads = dot_attention(q, k, v, mask=mask_of_heads, causal=causal, in_layer=True)
+    heads = dot_attention(q, k, v, mask=mask_of_heads, causal=causal, scale=scale, in_layer=True)
     return heads.transpose(-3, -2).flatten(-2)
 
 
@@ -173,6 +174,6 @@ def concat_heads_attention(
     mask: Bool[Tensor, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[Tensor, "*batch n heads*p_v"]:
-    """Scaled dot-product attention in every head, concatenated."""
+    """Dot-product attention in every head, concatenated."""
     _concat(query, key, value, w_q, w_k, w_v, mask, causal=causal)
-    return _attention_of_heads(query, key, value, (w_q, w_k, w_v), mask, causal)
+    return _attention_of_heads(query, key, value, (w_q, w_k, w_v), mask, causal, scale=1.0)

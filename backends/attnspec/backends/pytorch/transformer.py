@@ -19,6 +19,7 @@ from attnspec.backends.pytorch.runtime.ranges import refuse_out_of_range
 from attnspec.backends.pytorch.runtime.tables import embedding_rows
 from attnspec.backends.pytorch.seq2seq import token_probabilities
 from attnspec.spec import (
+    AddRMSNorm,
     CachedDecoderStep,
     DecoderLayer,
     DecoderLayerParameters,
@@ -36,11 +37,13 @@ from attnspec.spec import (
     LanguageModelParameters,
     LayerNorm,
     LayerNormParameters,
+    RMSNorm,
     implements,
 )
 from attnspec.spec.contract.tree import Shape
 
 __all__ = [
+    "add_rms_norm",
     "cached_decoder_step",
     "decoder_layer",
     "decoder_only",
@@ -51,9 +54,12 @@ __all__ = [
     "encoder_stack",
     "feed_forward",
     "layer_norm",
+    "rms_norm",
 ]
 
 _layer_norm = Check("layer_norm")
+_rms_norm = Check("rms_norm")
+_add_rms_norm = Check("add_rms_norm")
 _encoder_stack = Check("encoder_stack")
 _feed_forward = Check("feed_forward")
 _encoder_layer = Check("encoder_layer")
@@ -68,10 +74,10 @@ EPSILON = 1e-5
 """Number that layer normalization adds to the variance."""
 
 
-def normalize(x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
+def normalize(x: Tensor, parameters: LayerNormParameters[Tensor], epsilon: float = EPSILON) -> Tensor:
     """Normalize the last dimension of x, in the dtype of x."""
     gain, bias = parameters.gain.to(x.dtype), parameters.bias.to(x.dtype)
-    return torch.layer_norm(x, x.shape[-1:], gain, bias, EPSILON)
+    return torch.layer_norm(x, x.shape[-1:], gain, bias, epsilon)
 
 
 def _apply_network(x: Tensor, parameters: FeedForwardParameters[Tensor]) -> Tensor:
@@ -82,10 +88,37 @@ def _apply_network(x: Tensor, parameters: FeedForwardParameters[Tensor]) -> Tens
 
 @implements(LayerNorm[Tensor])
 @ignores_autocast
-def layer_norm(x: Float[Tensor, "*batch d"], parameters: LayerNormParameters[Tensor]) -> Float[Tensor, "*batch d"]:
+def layer_norm(
+    x: Float[Tensor, "*batch d"], parameters: LayerNormParameters[Tensor], *, epsilon: float = EPSILON
+) -> Float[Tensor, "*batch d"]:
     """PyTorch's layer normalization; half dtypes in float32."""
-    _layer_norm(x, parameters)
-    return normalize(upcast(x), parameters).to(x.dtype)
+    _layer_norm(x, parameters, epsilon)
+    return normalize(upcast(x), parameters, epsilon).to(x.dtype)
+
+
+@implements(RMSNorm[Tensor])
+@ignores_autocast
+def rms_norm(
+    x: Float[Tensor, "*batch d"], weight: Float[Tensor, " d"], *, epsilon: float = 1e-6
+) -> Float[Tensor, "*batch d"]:
+    """PyTorch's RMS normalization; half dtypes in float32."""
+    _rms_norm(x, weight, epsilon)
+    return torch.rms_norm(upcast(x), x.shape[-1:], upcast(weight), epsilon).to(x.dtype)
+
+
+@implements(AddRMSNorm[Tensor])
+@ignores_autocast
+def add_rms_norm(
+    x: Float[Tensor, "*#batch d"],
+    residual: Float[Tensor, "*#batch d"],
+    weight: Float[Tensor, " d"],
+    *,
+    epsilon: float = 1e-6,
+) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch d"]]:
+    """PyTorch's RMS normalization of the sum; half dtypes in float32."""
+    _add_rms_norm(x, residual, weight, epsilon)
+    total = upcast(x) + upcast(residual)
+    return torch.rms_norm(total, total.shape[-1:], upcast(weight), epsilon).to(x.dtype), total.to(x.dtype)
 
 
 @implements(FeedForward[Tensor])

@@ -22,6 +22,7 @@ from attnspec.backends.torch_native.attention import batch_of, excluded_mask, fl
 from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters, FeedForwardParameters, LayerNormParameters
 
 _check_norm = Check("layer_norm")
+_check_rms_norm = Check("rms_norm")
 _check_network = Check("feed_forward")
 _check_encoder = Check("encoder_layer")
 _check_decoder = Check("decoder_layer")
@@ -96,11 +97,18 @@ class Transformer(TorchBackend):
     """PyTorch's transformer layers."""
 
     def layer_norm(
-        self, x: Float[Tensor, "*batch d"], parameters: LayerNormParameters[Tensor]
+        self, x: Float[Tensor, "*batch d"], parameters: LayerNormParameters[Tensor], *, epsilon: float = 1e-5
     ) -> Float[Tensor, "*batch d"]:
         """F.layer_norm."""
-        _check_norm(x, parameters)
-        return F.layer_norm(x, x.shape[-1:], parameters.gain, parameters.bias)
+        _check_norm(x, parameters, epsilon)
+        return F.layer_norm(x, x.shape[-1:], parameters.gain, parameters.bias, epsilon)
+
+    def rms_norm(
+        self, x: Float[Tensor, "*batch d"], weight: Float[Tensor, " d"], *, epsilon: float = 1e-6
+    ) -> Float[Tensor, "*batch d"]:
+        """F.rms_norm."""
+        _check_rms_norm(x, weight, epsilon)
+        return F.rms_norm(x, x.shape[-1:], weight, epsilon)
 
     def feed_forward(
         self, x: Float[Tensor, "*batch d"], parameters: FeedForwardParameters[Tensor]

@@ -34,6 +34,8 @@ VISIBLE_EFFECTS = {
     ("gru_update", "candidate"): "The update gate multiplies the candidate",
     ("lstm_forget_bias", "as-given"): "The forget gate's bias is added as it is given",
     ("lstm_forget_bias", "plus-one"): "1 is added to the forget gate's bias",
+    ("rms_weight", "as-given"): "The weight of RMS normalization is its factor",
+    ("rms_weight", "plus-one"): "1 is added to the weight of RMS normalization",
     ("head_groups", "blocks"): "Consecutive query heads share a key head",
     ("head_groups", "interleaved"): "Query heads take key heads in turn",
     ("alibi_distances", "absolute"): "Linear biases penalise the distance |i − j|",

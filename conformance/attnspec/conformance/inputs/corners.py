@@ -26,6 +26,9 @@ LENGTHS = (1, 2, 3, 0, 5, 7, 16, 17, 33, 63, 64, 65, 127, 128, 129, 130, 192, 25
 STEPS = (1, 2, 3, 0, 5, 7, 8, 16, 17, 33)
 """Numbers of time steps. Each step follows from the last, so long sequences show nothing new."""
 
+CHUNKED = (*STEPS, 64, 65)
+"""Numbers of steps that kernels compute in chunks: results are linear in an argument."""
+
 FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)
 HEADS = (1, 2, 3, 4, 8)
 KEY_HEADS = (1, 2, 3)
@@ -67,13 +70,14 @@ Levels = dict[str, Sequence[Any]]
 def long_sizes(operation: Operation) -> tuple[tuple[str, ...], ...]:
     """Groups of sizes; each is longer than a tile in one of the first rows.
 
-    The groups: keys; queries; both; each table and page size; the last two feature sizes of the operation, usually
-    those of scores and of values.
+    The groups: keys; queries; both; steps that are computed in chunks; each table and page size; the last two feature
+    sizes of the operation, usually those of scores and of values.
     """
     keys, queries = (operation.sizes_of(axis)[-1:] for axis in (Axis.KEY, Axis.QUERY))
     paged = [x for x in operation.sizes_of(Axis.PAGE) if any(x in leaf.sizes for leaf in operation.floats)]
     rows = [(name,) for name in dict.fromkeys((*tables(operation), *paged))]
-    groups = (keys, queries, queries + keys, *rows, operation.sizes_of(Axis.FEATURE)[-2:])
+    steps = [x for x in operation.sizes_of(Axis.TIME) if operation.linear and stepwise(x, operation)]
+    groups = (keys, queries, queries + keys, tuple(steps), *rows, operation.sizes_of(Axis.FEATURE)[-2:])
     return tuple(dict.fromkeys(tuple(dict.fromkeys(group)) for group in groups if group))
 
 
@@ -93,7 +97,8 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
     """The levels of a size, within the limits of the backend."""
     axis = operation.axis(size)
     if axis & Axis.POSITION:
-        lengths = set(map(limits.length_from, STEPS if stepwise(size, operation) else LENGTHS))
+        steps = CHUNKED if operation.linear else STEPS
+        lengths = set(map(limits.length_from, steps if stepwise(size, operation) else LENGTHS))
         return tuple(sorted(x for x in lengths if limits.max_length is None or x <= limits.max_length))
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return limits.head_sizes

@@ -83,7 +83,8 @@ class Example:
         if leaf.path in self.absent:
             return None
         weight = bool(operation.role(leaf) & Role.WEIGHT)
-        return exact_in(numbers(kind, shape, rng, dtype, weight), dtype)
+        drawn = numbers(kind, shape, rng, dtype, weight)
+        return exact_in(within(drawn, operation.generated_within.get(leaf.path)), dtype)
 
     def shape(self, leaf: Leaf) -> tuple[int, ...]:
         """The shape of an array in this example."""
@@ -158,6 +159,20 @@ def numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator, dtype: 
             return np.array(np.broadcast_to(row * scale, shape))
         case _:
             return rng.standard_normal(shape) * scale
+
+
+def within(x: Numbers, bounds: float | tuple[float, float] | None) -> Numbers:
+    """Numbers clipped to a range, with the signs that it has; or rows divided by their norm where it is larger."""
+    if bounds is None:
+        return x
+    if isinstance(bounds, tuple):
+        low, high = bounds
+        x = np.abs(x) if low >= 0 else -np.abs(x) if high <= 0 else x
+        clipped: Numbers = np.clip(x, low, high)
+        return clipped
+    norms = np.sqrt(np.square(x).sum(-1, keepdims=True))
+    shortened: Numbers = x / np.maximum(norms / bounds, 1.0)
+    return shortened
 
 
 def _nearest_power_of_2(scale: float) -> float:

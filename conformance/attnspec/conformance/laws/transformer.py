@@ -1,5 +1,6 @@
 """Checks of the laws of transformers. Options of ``@checks``: see ``Check``."""
 
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +23,13 @@ from attnspec.conformance.laws.common import (
     sum_budgets,
     wide,
     without_layers,
+)
+from attnspec.conformance.laws.ensembles import (
+    by_element,
+    demand_unbiased,
+    ensemble,
+    independent_elements,
+    unrounded,
 )
 from attnspec.reference.transformer import EPSILON, decoder_layer, encoder_layer, encoder_only
 from attnspec.spec.contract.axes import Axis, Role
@@ -97,15 +105,18 @@ def layer_norm_moments(subject: Subject, arguments: Arguments, rng: np.random.Ge
     if not alone:
         return _demand_moments(subject, _with_norm(normalized, default=True), None)
     path, x = _row_array(normalized)
-    tried = _demand_moments(subject, normalized, wide(x).var(-1))
+    tried = _demand_moments(subject, normalized, wide(x).var(-1), _epsilon(normalized))
     # Intermediate numbers that are not stored in float16 are float32, which holds these squares.
     if tried and subject.dtype == "float16" and not subject.precision.stored:
         large_rows = subject.exact(LARGE_SPREAD * rng.standard_normal(x.shape))
-        _demand_moments(subject, normalized.replaced({path: large_rows}), wide(large_rows).var(-1))
+        large = normalized.replaced({path: large_rows})
+        _demand_moments(subject, large, wide(large_rows).var(-1), _epsilon(large))
     return tried
 
 
-def _demand_moments(subject: Subject, arguments: Arguments, variance: Numbers | None) -> bool:
+def _demand_moments(
+    subject: Subject, arguments: Arguments, variance: Numbers | None, epsilon: float = EPSILON, *, centred: bool = True
+) -> bool:
     """Check the moments of finite rows; ``variance`` of the input is None in layers."""
     oracle = subject.oracle(arguments)
     finite = np.isfinite(oracle.value).all(-1)
@@ -116,10 +127,11 @@ def _demand_moments(subject: Subject, arguments: Arguments, variance: Numbers | 
     # Budgets that are wide compared with the largest expected number are not judged. Means are 0, so the magnitude of
     # rows, 1, is appended for this comparison.
     means, slack = got.mean(-1), budget.mean(-1) + 2.0**-50
-    subject.demand_match(np.append(means, 1.0), np.append(np.zeros(means.shape), 1.0), np.append(slack, 1.0), arguments,
-                    "the mean of row")  # fmt: skip
+    if centred:
+        zeros = np.append(np.zeros(means.shape), 1.0)
+        subject.demand_match(np.append(means, 1.0), zeros, np.append(slack, 1.0), arguments, "the mean of row")
     squares, square_slack = (got**2).mean(-1), (2 * np.abs(got) * budget + budget**2).mean(-1) + 2.0**-50
-    expected = np.minimum(squares, 1.0) if variance is None else (variance / (variance + EPSILON))[finite]
+    expected = np.minimum(squares, 1.0) if variance is None else (variance / (variance + epsilon))[finite]
     subject.demand_match(np.append(squares, 1.0), np.append(expected, 1.0), np.append(square_slack, 1.0), arguments,
                     "the mean square of row")  # fmt: skip
     return True
@@ -152,6 +164,69 @@ def layer_norm_ignores_shift(subject: Subject, arguments: Arguments, rng: np.ran
     title = f"of features with {OFFSETS[subject.dtype]:g} added, the result"
     subject.demand_match(subject.call(shifted), expected, budget, shifted, title)
     return bool(expected.size)
+
+
+def _epsilon(arguments: Arguments) -> float:
+    """The number that a norm adds to the variance or the mean square."""
+    (option,) = arguments.operation.options
+    return float(arguments[option.path])
+
+
+def _with_factor_1(subject: Subject, arguments: Arguments) -> Arguments:
+    (weight,) = (x for leaf, x in arguments.floats if subject.operation.role(leaf) is Role.WEIGHT)
+    return filled_with(arguments, [(weight, 0 if subject.semantics.rms_weight == "plus-one" else 1)])
+
+
+@checks(law.RMS_NORM_MEAN_SQUARE)
+def rms_norm_mean_square(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Check the mean square of every row, of a sum where there is a residual."""
+    normalized = _with_factor_1(subject, arguments)
+    rows = sum(wide(x) for _, x in normalized.batched)
+    return _demand_moments(subject, normalized, np.square(rows).mean(-1), _epsilon(normalized), centred=False)
+
+
+@checks(law.RMS_NORM_IGNORES_SCALE)
+def rms_norm_ignores_scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Double the rows, with 4 times ε where the backend has it; change their signs."""
+    expected, budget = wide(subject.call(arguments)), subject.budget(arguments)
+    changes = [("with all signs changed", -1.0, _epsilon(arguments))]
+    if subject.limits.has(subject.operation.options[0].path):
+        changes.append(("of doubled rows and 4 times ε", 2.0, 4 * _epsilon(arguments)))
+    for title, factor, epsilon in changes:
+        rows = {leaf.path: subject.exact(factor * wide(x)) for leaf, x in arguments.batched}
+        changed = arguments.replaced({**rows, subject.operation.options[0].path: epsilon})
+        if subject.in_domain(changed):
+            scaled = expected if factor > 0 else -expected
+            subject.demand_match(subject.call(changed), scaled, 2 * budget, changed, f"{title}, the result")
+    return bool(expected.size)
+
+
+@checks(law.RMS_NORM_UNBIASED_FACTOR, once=True)
+def rms_norm_unbiased_factor(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Filter the errors of many rows along each feature of the result."""
+    if not independent_elements(subject):
+        return False
+    rows = ensemble(subject, arguments)
+    exact = by_element(unrounded(subject, rows))
+    error = by_element(subject.call(rows)) - exact
+    for i in range(exact.shape[-1]):
+        demand_unbiased(subject, rows, error[:, i : i + 1], exact[:, i : i + 1], f"the factor of feature {i}")
+    return True
+
+
+@checks(law.RESIDUAL_IS_ADDED)
+def residual_is_added(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Set the residual to 0; exchange it with x."""
+    (of_x, x), (of_residual, residual) = ((leaf.path, array) for leaf, array in arguments.batched)
+    _, total = (leaf.path for leaf in subject.operation.outputs)
+    alone = arguments.replaced({of_residual: np.zeros_like(residual)})
+    got = subject.results(alone)[total]
+    unchanged = partial(np.zeros, got.shape)
+    subject.demand_equal(got, np.broadcast_to(x, got.shape), unchanged, alone, f"with a residual of 0, the {total}")
+    exchanged = arguments.replaced({of_x: residual, of_residual: x})
+    expected, budgets = doubles(subject.results(arguments)), doubled(subject.budgets(arguments))
+    subject.all_match(subject.results(exchanged), expected, budgets, exchanged, "with x and the residual exchanged,")
+    return bool(got.size)
 
 
 @checks(law.RELU_HOMOGENEITY)

@@ -24,11 +24,11 @@ from attnspec.spec.attention import (
 )
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAttention
+from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.seq2seq import BahdanauContext
 
 WEIGHTED = (GeneralAttention, AdditiveAttention, CrossAttention, ProjectedSelfAttention, MultiHeadAttention)
-SCALED = (ScaledDotProductAttention, CrossAttention, ProjectedSelfAttention, MultiHeadAttention, ConcatHeadsAttention)
+SCALED = (ScaledDotProductAttention, CrossAttention, ProjectedSelfAttention, MultiHeadAttention)
 
 
 def with_bits(x: Numbers, bits: int, rounding: np.ufunc) -> Numbers:

@@ -106,11 +106,11 @@ def added_states(correct: Formulas, x: Numbers, initial: tuple[Numbers, ...], le
 # Variances ------------------------------------------------------------------------------------------------------------
 
 
-def _one_pass(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dtype: str) -> Numbers:
+def _one_pass(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dtype: str, epsilon: float) -> Numbers:
     mean = np.mean(x, axis=-1, keepdims=True)
     squares = np.mean(rounded(value_of(x) * value_of(x), dtype), axis=-1, keepdims=True)
     variance = np.maximum(squares - rounded(value_of(mean) * value_of(mean), dtype), 0).astype(value_of(x).dtype)
-    return p.gain * (x - mean) / np.sqrt(variance + value_of(x).dtype.type(correct.epsilon())) + p.bias
+    return p.gain * (x - mean) / np.sqrt(variance + value_of(x).dtype.type(correct.epsilon(epsilon))) + p.bias
 
 
 @mutant(
@@ -121,9 +121,11 @@ def _one_pass(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dt
     differentiable=False,
     source="openvinotoolkit/openvino#36587: one pass over the rows, which cancels for means beyond 100 spreads",
 )
-def one_pass(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+def one_pass(
+    correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers], *, epsilon: float = 1e-5
+) -> Numbers:
     """The variance is computed as E[x²] − E[x]², which cancels for large means."""
-    return _one_pass(correct, x, parameters, "float32")
+    return _one_pass(correct, x, parameters, "float32", epsilon)
 
 
 @mutant(
@@ -135,9 +137,11 @@ def one_pass(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numb
     differentiable=False,
     source="microsoft/onnxruntime#28442: squares that are summed in the dtype of the rows",
 )
-def one_pass_in_half(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+def one_pass_in_half(
+    correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers], *, epsilon: float = 1e-5
+) -> Numbers:
     """Squares are rounded to float16, where numbers beyond 65,504 are infinite."""
-    return _one_pass(correct, x, parameters, "float16")
+    return _one_pass(correct, x, parameters, "float16", epsilon)
 
 
 @mutant(

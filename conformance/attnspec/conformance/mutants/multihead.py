@@ -227,6 +227,20 @@ def output_bias(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
 
 
 @mutant(
+    "heads without projection scaled",
+    replaces="concat_heads_attention",
+    operations=(ConcatHeadsAttention,),
+    breaks=("operation.oracle",),
+    source="S1's heads read as those of Vaswani 2017",
+)
+def scaled_heads(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
+    """Scores are divided by √p_q, which S1's heads do not have."""
+    query, key, value, w_q, *others = arrays
+    scaled = correct.scale_scores(w_q, w_q.shape[-2])
+    return Formulas.concat_heads_attention(correct, query, key, value, scaled, *others, **options)
+
+
+@mutant(
     "columns of heads interleaved",
     replaces="concat_heads_attention",
     operations=(ConcatHeadsAttention,),

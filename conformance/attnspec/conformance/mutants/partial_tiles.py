@@ -143,10 +143,12 @@ def keys_in_16_bits(correct: Formulas, scores: Numbers, mask: Numbers) -> Number
     breaks=("sizes.model-sizes",),
     source="one block of 1,024 threads for every row, without a loop",
 )
-def moments_of_a_block(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+def moments_of_a_block(
+    correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers], *, epsilon: float = 1e-5
+) -> Numbers:
     """Mean and variance are those of the first 1,024 features."""
     centred = x - np.mean(x[..., :1024], axis=-1, keepdims=True)
-    deviation = np.sqrt(correct.variance(centred[..., :1024]) + x.dtype.type(correct.epsilon()))
+    deviation = np.sqrt(correct.variance(centred[..., :1024]) + x.dtype.type(correct.epsilon(epsilon)))
     return parameters.gain * centred / deviation + parameters.bias
 
 

@@ -25,7 +25,7 @@ from attnspec.spec.positional import SinusoidalPositionalEncoding
 from attnspec.spec.recurrent import LSTM, GRUCell, GRUParameters, LSTMCell, LSTMParameters, StackedLSTM
 from attnspec.spec.scoring import DotScores
 from attnspec.spec.seq2seq import BahdanauContext
-from attnspec.spec.transformer import EncoderStack
+from attnspec.spec.transformer import AddRMSNorm, EncoderStack, RMSNorm
 
 
 @mutant(
@@ -395,6 +395,31 @@ def forget_plus_one(correct: Formulas, p: LSTMParameters[Numbers]) -> Numbers:
 def forget_as_given_after_all(correct: Formulas, p: LSTMParameters[Numbers]) -> Numbers:
     """The forget gate's bias is added as it is given, but 1 more is declared."""
     return Formulas.forget_bias(correct, p)
+
+
+@mutant(
+    "1 added to RMS weights",
+    replaces="rms_factor",
+    operations=(RMSNorm, AddRMSNorm),
+    breaks=("semantics.rms_weight", "operation.oracle", "transformer.rms-norm-mean-square"),
+    source="Gemma's norm for Llama's weights",
+)
+def factor_plus_one(correct: Formulas, weight: Numbers) -> Numbers:
+    """The factor is 1 plus the weight."""
+    return Formulas.rms_factor(correct, weight) + 1
+
+
+@mutant(
+    "RMS weights as given, declared plus one",
+    replaces="rms_factor",
+    operations=(RMSNorm,),
+    declares={"rms_weight": "plus-one"},
+    breaks=("semantics.rms_weight", "operation.oracle"),
+    source="a loader that adds the 1 already",
+)
+def factor_as_given_after_all(correct: Formulas, weight: Numbers) -> Numbers:
+    """The weight is the factor, but 1 more is declared."""
+    return weight
 
 
 @mutant(

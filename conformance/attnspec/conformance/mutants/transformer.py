@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.spec.transformer import (
+    AddRMSNorm,
     EncoderLayer,
     EncoderLayerParameters,
     EncoderStack,
@@ -19,6 +21,7 @@ from attnspec.spec.transformer import (
     FeedForwardParameters,
     LayerNorm,
     LayerNormParameters,
+    RMSNorm,
 )
 
 
@@ -73,9 +76,11 @@ def unbiased_variance(correct: Formulas, centred: Numbers) -> Numbers:
     breaks=("transformer.layer-norm-moments", "operation.oracle"),
     source="RMSNorm for layer norm",
 )
-def root_mean_square(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers]) -> Numbers:
+def root_mean_square(
+    correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], *, epsilon: float = 1e-5
+) -> Numbers:
     """Rows become x/√(mean of x²): their mean is not subtracted."""
-    return p.gain * x / np.sqrt(correct.variance(x) + x.dtype.type(correct.epsilon())) + p.bias
+    return p.gain * x / np.sqrt(correct.variance(x) + x.dtype.type(correct.epsilon(epsilon))) + p.bias
 
 
 @mutant(
@@ -97,7 +102,7 @@ def small_variance(correct: Formulas, centred: Numbers) -> Numbers:
     breaks=("operation.oracle",),
     source="Keras's default differs from PyTorch's",
 )
-def large_epsilon(correct: Formulas) -> float:
+def large_epsilon(correct: Formulas, epsilon: float = 1e-5) -> float:
     """ε is 10⁻³ in place of 10⁻⁵."""
     return 1e-3
 
@@ -109,7 +114,7 @@ def large_epsilon(correct: Formulas) -> float:
     breaks=("operation.oracle",),
     source="the default of other libraries",
 )
-def small_epsilon(correct: Formulas) -> float:
+def small_epsilon(correct: Formulas, epsilon: float = 1e-5) -> float:
     """ε is 10⁻⁶ in place of 10⁻⁵."""
     return 1e-6
 
@@ -121,10 +126,12 @@ def small_epsilon(correct: Formulas) -> float:
     breaks=("operation.oracle",),
     source="(x − x̄)/(√v + ε), which guards against division by 0 as well",
 )
-def epsilon_outside(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers]) -> Numbers:
+def epsilon_outside(
+    correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], *, epsilon: float = 1e-5
+) -> Numbers:
     """Rows are divided by √v + ε in place of √(v + ε)."""
     centred = x - np.mean(x, axis=-1, keepdims=True)
-    deviation = np.sqrt(correct.variance(centred)) + x.dtype.type(correct.epsilon())
+    deviation = np.sqrt(correct.variance(centred)) + x.dtype.type(correct.epsilon(epsilon))
     return p.gain * centred / deviation + p.bias
 
 
@@ -160,7 +167,9 @@ def no_activation(correct: Formulas, x: Numbers) -> Numbers:
     breaks=("transformer.layer-norm-moments", "operation.oracle"),
     source="centred, and not scaled",
 )
-def centred_only(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+def centred_only(
+    correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers], *, epsilon: float = 1e-5
+) -> Numbers:
     """Rows are centred but not divided by their standard deviation."""
     centred = x - np.mean(x, axis=-1, keepdims=True)
     return parameters.gain * centred + parameters.bias
@@ -173,9 +182,9 @@ def centred_only(correct: Formulas, x: Numbers, parameters: LayerNormParameters[
     breaks=("transformer.layer-norm-ignores-shift", "transformer.layer-norm-moments"),
     source="RMSNorm for layer norm",
 )
-def shifts_count(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers]) -> Numbers:
+def shifts_count(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], *, epsilon: float = 1e-5) -> Numbers:
     """Rows become x/√(mean of x²): their mean is not subtracted."""
-    return p.gain * x / np.sqrt(correct.variance(x) + x.dtype.type(correct.epsilon())) + p.bias
+    return p.gain * x / np.sqrt(correct.variance(x) + x.dtype.type(correct.epsilon(epsilon))) + p.bias
 
 
 @mutant(
@@ -185,9 +194,114 @@ def shifts_count(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers])
     breaks=("transformer.layer-norm-moments", "operation.gradient"),
     source="beta and gamma, in the order of their letters",
 )
-def exchanged_gain(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers]) -> Numbers:
+def exchanged_gain(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], *, epsilon: float = 1e-5) -> Numbers:
     """Gain g and bias b are exchanged: b ⊙ x̂ + g in place of g ⊙ x̂ + b."""
-    return Formulas.layer_norm(correct, x, LayerNormParameters(p.bias, p.gain))
+    return Formulas.layer_norm(correct, x, LayerNormParameters(p.bias, p.gain), epsilon=epsilon)
+
+
+@mutant(
+    "rows centred before RMS normalization",
+    replaces="rms_norm",
+    operations=(RMSNorm, AddRMSNorm),
+    breaks=("transformer.rms-norm-mean-square", "operation.oracle"),
+    source="layer norm without a bias",
+)
+def centred_rows(correct: Formulas, x: Numbers, weight: Numbers, *, epsilon: float = 1e-6) -> Numbers:
+    """The mean of a row is subtracted, but not from the mean square."""
+    return correct.rms_factor(weight) * (x - np.mean(x, axis=-1, keepdims=True)) / correct.root_mean_square(x, epsilon)
+
+
+@mutant(
+    "ε outside of the root mean square",
+    replaces="root_mean_square",
+    operations=(RMSNorm, AddRMSNorm),
+    breaks=("transformer.rms-norm-ignores-scale", "operation.oracle"),
+    source="allenai/OLMo#281: x/(rms + ε)",
+)
+def epsilon_outside_of_rms(correct: Formulas, x: Numbers, epsilon: float) -> Numbers:
+    """Rows are divided by √s + ε in place of √(s + ε)."""
+    return np.sqrt(correct.variance(x)) + x.dtype.type(epsilon)
+
+
+@mutant(
+    "sum of squares in place of their mean",
+    replaces="root_mean_square",
+    operations=(RMSNorm, AddRMSNorm),
+    breaks=("transformer.rms-norm-mean-square", "operation.oracle"),
+    source="an L2 norm, as linear attention has for queries and keys",
+)
+def sum_of_squares(correct: Formulas, x: Numbers, epsilon: float) -> Numbers:
+    """Rows are divided by √(Σx² + ε)."""
+    return np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + x.dtype.type(epsilon))
+
+
+@mutant(
+    "RMS ε ignored",
+    replaces="root_mean_square",
+    operations=(RMSNorm, AddRMSNorm),
+    breaks=("operation.options-have-effect", "transformer.rms-norm-mean-square"),
+    source="a constant of the model it was written for",
+)
+def fixed_epsilon(correct: Formulas, x: Numbers, epsilon: float) -> Numbers:
+    """ε is 10⁻⁶, whatever is chosen."""
+    return Formulas.root_mean_square(correct, x, 1e-6)
+
+
+@mutant(
+    "layer norm's ε ignored",
+    replaces="epsilon",
+    operations=(LayerNorm,),
+    breaks=("operation.options-have-effect", "transformer.layer-norm-moments"),
+    source="a constant of the model it was written for",
+)
+def fixed_epsilon_of_layer_norm(correct: Formulas, epsilon: float = 1e-5) -> float:
+    """ε is 10⁻⁵, whatever is chosen."""
+    return 1e-5
+
+
+@mutant(
+    "factor rounded to the dtype after 1 is added",
+    replaces="rms_factor",
+    operations=(RMSNorm,),
+    dtype="bfloat16",
+    declares={"rms_weight": "plus-one"},
+    breaks=("transformer.rms-norm-unbiased-factor",),
+    source="vllm-project/vllm#53203, vllm-project/vllm#29810: 1.05 becomes 1.046875",
+    differentiable=False,
+)
+def rounded_factor(correct: Formulas, weight: Numbers) -> Numbers:
+    """1 + w is rounded to bfloat16: a feature changes by up to 0.4 %."""
+    return rounded(Formulas.rms_factor(correct, weight), "bfloat16")
+
+
+@mutant(
+    "residual not normalized",
+    replaces="add_rms_norm",
+    operations=(AddRMSNorm,),
+    breaks=("transformer.residual-is-added", "operation.oracle"),
+    source="the sum computed for the next layer only",
+)
+def residual_not_normalized(
+    correct: Formulas, x: Numbers, residual: Numbers, weight: Numbers, *, epsilon: float = 1e-6
+) -> tuple[Numbers, Numbers]:
+    """The output is the norm of x alone; the sum is right."""
+    total = x + residual
+    return correct.rms_norm(x + residual * residual.dtype.type(0), weight, epsilon=epsilon), total
+
+
+@mutant(
+    "normalized rows returned as the sum",
+    replaces="add_rms_norm",
+    operations=(AddRMSNorm,),
+    breaks=("transformer.residual-is-added", "operation.oracle"),
+    source="GeeeekExplorer/nano-vllm#170: the norm overwrites the rows that the next layer adds to",
+)
+def output_as_sum(
+    correct: Formulas, x: Numbers, residual: Numbers, weight: Numbers, *, epsilon: float = 1e-6
+) -> tuple[Numbers, Numbers]:
+    """The output is returned twice."""
+    output = correct.rms_norm(x + residual, weight, epsilon=epsilon)
+    return output, output
 
 
 @mutant(

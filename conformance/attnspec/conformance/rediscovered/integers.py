@@ -150,12 +150,14 @@ def open_to_the_right(correct: Formulas, n: int, m: int, *, window: Any = None) 
     return Formulas.sliding_window_mask(correct, n, m, window=(left, None if lost else right))
 
 
-def _one_pass_layer_norm(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dtype: str) -> Numbers:
+def _one_pass_layer_norm(
+    correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dtype: str, epsilon: float
+) -> Numbers:
     """Layer norm by the variance E[x²] − E[x]² with x² rounded to ``dtype``."""
     mean = np.mean(x, axis=-1, keepdims=True)
     squares = np.mean(rounded(value_of(x) * value_of(x), dtype), axis=-1, keepdims=True)
     variance = squares - value_of(mean) * value_of(mean)
-    return p.gain * (x - mean) / np.sqrt(variance + value_of(x).dtype.type(correct.epsilon())) + p.bias
+    return p.gain * (x - mean) / np.sqrt(variance + value_of(x).dtype.type(correct.epsilon(epsilon))) + p.bias
 
 
 @rediscovered(
@@ -167,9 +169,11 @@ def _one_pass_layer_norm(correct: Formulas, x: Numbers, p: LayerNormParameters[N
     replaces="layer_norm",
     differentiable=False,
 )
-def negative_variance(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+def negative_variance(
+    correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers], *, epsilon: float = 1e-5
+) -> Numbers:
     """The variance E[x²] − E[x]² may be negative: rows with a large mean are NaN."""
-    return _one_pass_layer_norm(correct, x, parameters, "float32")
+    return _one_pass_layer_norm(correct, x, parameters, "float32", epsilon)
 
 
 @rediscovered(
@@ -182,9 +186,11 @@ def negative_variance(correct: Formulas, x: Numbers, parameters: LayerNormParame
     replaces="layer_norm",
     differentiable=False,
 )
-def one_pass_reduction(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+def one_pass_reduction(
+    correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers], *, epsilon: float = 1e-5
+) -> Numbers:
     """The variance is E[x²] − E[x]², with x² rounded to float16."""
-    return _one_pass_layer_norm(correct, x, parameters, "float16")
+    return _one_pass_layer_norm(correct, x, parameters, "float16", epsilon)
 
 
 @rediscovered(

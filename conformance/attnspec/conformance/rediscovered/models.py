@@ -135,11 +135,11 @@ def empty_sentence_refused(correct: Formulas, lengths: Numbers, m: int) -> None:
     replaces="layer_norm",
     profile="full",
 )
-def cancelled_variance(correct: Formulas, x: Numbers, parameters: Any) -> Numbers:
+def cancelled_variance(correct: Formulas, x: Numbers, parameters: Any, *, epsilon: float = 1e-5) -> Numbers:
     """The variance is computed as E[x²] − E[x]², which cancels for a large mean."""
     mean = np.mean(x, axis=-1, keepdims=True)
     variance = np.maximum(np.mean(x * x, axis=-1, keepdims=True) - mean * mean, x.dtype.type(0))
-    scaled = (x - mean) / np.sqrt(variance + x.dtype.type(correct.epsilon()))
+    scaled = (x - mean) / np.sqrt(variance + x.dtype.type(correct.epsilon(epsilon)))
     return parameters.gain * scaled + parameters.bias
 
 

@@ -27,7 +27,7 @@ from attnspec.spec.recurrent import (
 )
 from attnspec.spec.scoring import DotScores
 from attnspec.spec.seq2seq import BahdanauContext
-from attnspec.spec.transformer import CachedDecoderStep, DecoderLayer, DecoderOnly, EncoderStack
+from attnspec.spec.transformer import AddRMSNorm, CachedDecoderStep, DecoderLayer, DecoderOnly, EncoderStack, RMSNorm
 
 
 @variant(
@@ -347,6 +347,20 @@ class ForgetPlusOne(Formulas):
     def forget_bias(self, p: LSTMParameters[Numbers]) -> Numbers:
         """The bias plus 1."""
         return 1 + p.b_f
+
+
+@variant(
+    "1 added to RMS weights, declared",
+    operations=(RMSNorm, AddRMSNorm),
+    dtypes=("float32", "bfloat16"),
+    declares={"rms_weight": "plus-one"},
+)
+class RMSPlusOne(Formulas):
+    """Weights are deviations of the factor from 1, as in Gemma."""
+
+    def rms_factor(self, weight: Numbers) -> Numbers:
+        """The weight plus 1."""
+        return 1 + weight
 
 
 @variant("rotary pairs of halves, declared", operations=(RotaryEmbedding,), declares={"rotary_pairs": "halves"})

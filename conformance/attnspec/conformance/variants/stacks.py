@@ -3,8 +3,10 @@
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.variants.registry import variant
 from attnspec.spec.transformer import (
+    AddRMSNorm,
     DecoderLayer,
     EncoderLayer,
     EncoderStack,
@@ -12,6 +14,7 @@ from attnspec.spec.transformer import (
     FeedForwardParameters,
     LayerNorm,
     LayerNormParameters,
+    RMSNorm,
 )
 from attnspec.spec.vision import (
     AttentionGate,
@@ -32,18 +35,18 @@ from attnspec.spec.vision import (
 class OnePass(Formulas):
     """The variance is E[x²] − E[x]²."""
 
-    def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+    def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers], *, epsilon: float = 1e-5) -> Numbers:
         """Layer norm with both sums in one pass; a negative variance becomes 0."""
         p, mean = parameters, np.mean(x, axis=-1, keepdims=True)
         variance = np.maximum(np.mean(x * x, axis=-1, keepdims=True) - mean * mean, 0)
-        return p.gain * (x - mean) / np.sqrt(variance + x.dtype.type(self.epsilon())) + p.bias
+        return p.gain * (x - mean) / np.sqrt(variance + x.dtype.type(self.epsilon(epsilon))) + p.bias
 
 
 @variant("variance updated element by element", operations=(LayerNorm, EncoderLayer), differentiable=False)
 class Welford(Formulas):
     """The variance follows Welford's recurrence, in one pass without cancellation."""
 
-    def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+    def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers], *, epsilon: float = 1e-5) -> Numbers:
         """Layer norm by running mean and running sum of squares."""
         p = parameters
         mean, squares = np.zeros_like(x[..., :1]), np.zeros_like(x[..., :1])
@@ -52,19 +55,50 @@ class Welford(Formulas):
             before, mean = mean, mean + (new - mean) / x.dtype.type(i + 1)
             squares = squares + (new - before) * (new - mean)
         variance = squares / x.dtype.type(max(x.shape[-1], 1))
-        return p.gain * (x - mean) / np.sqrt(variance + x.dtype.type(self.epsilon())) + p.bias
+        return p.gain * (x - mean) / np.sqrt(variance + x.dtype.type(self.epsilon(epsilon))) + p.bias
 
 
 @variant("deviations multiplied by a reciprocal root", operations=(LayerNorm, EncoderStack, VitEncoder))
 class ReciprocalRoot(Formulas):
     """Rows are (x − μ)·(1/σ), then multiplied by the gain."""
 
-    def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+    def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers], *, epsilon: float = 1e-5) -> Numbers:
         """Layer norm with one division per row."""
         p = parameters
         centred = x - np.mean(x, axis=-1, keepdims=True)
-        root = 1 / np.sqrt(self.variance(centred) + x.dtype.type(self.epsilon()))
+        root = 1 / np.sqrt(self.variance(centred) + x.dtype.type(self.epsilon(epsilon)))
         return (centred * root) * p.gain + p.bias
+
+
+@variant("rows multiplied by the reciprocal root mean square", operations=(RMSNorm, AddRMSNorm))
+class ReciprocalRootMeanSquare(Formulas):
+    """Rows are multiplied by 1/√(s + ε), then by the weight."""
+
+    def rms_norm(self, x: Numbers, weight: Numbers, *, epsilon: float = 1e-6) -> Numbers:
+        """RMS normalization with one division per row."""
+        return x * (1 / self.root_mean_square(x, epsilon)) * self.rms_factor(weight)
+
+
+@variant(
+    "normalized rows rounded before the weight, sums before the norm, declared",
+    operations=(RMSNorm, AddRMSNorm),
+    dtypes=("bfloat16",),
+    precision={"bfloat16": "eager-bfloat16"},
+    differentiable=False,
+)
+class RoundedBeforeWeight(Formulas):
+    """Rows are rounded before the weight multiplies them, as in Llama's model code."""
+
+    def rms_norm(self, x: Numbers, weight: Numbers, *, epsilon: float = 1e-6) -> Numbers:
+        """RMS normalization with a rounding in its middle."""
+        return self.rms_factor(weight) * rounded(x / self.root_mean_square(x, epsilon), "bfloat16")
+
+    def add_rms_norm(
+        self, x: Numbers, residual: Numbers, weight: Numbers, *, epsilon: float = 1e-6
+    ) -> tuple[Numbers, Numbers]:
+        """The norm of the rounded sum, as in vLLM's CUDA kernel (vllm-project/vllm#52104)."""
+        total = rounded(x + residual, "bfloat16")
+        return self.rms_norm(total, weight, epsilon=epsilon), total
 
 
 @variant("hidden units in three parts", operations=(FeedForward, DecoderLayer))

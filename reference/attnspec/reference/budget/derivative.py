@@ -148,8 +148,8 @@ class Traced(DuckArray):
         name = getattr(function, "__name__", "")
         if name in ("softmax", "log_softmax", "log_sum_exp"):
             return getattr(args[0], f"_{name}")(attendable_softmax(args[0].result.value, kwargs.get("mask")))
-        if name == "sigmoid":
-            return args[0]._sigmoid()
+        if name in ("sigmoid", "step_factors", "decayed_state", "written_state"):
+            return getattr(args[0], f"_{name}")(*args[1:])
         return NotImplemented
 
     def _moved(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Traced":
@@ -186,6 +186,20 @@ class Traced(DuckArray):
     def _sigmoid(self) -> "Traced":
         half = self.dtype.type(0.5)
         return Traced(self.result._sigmoid(), [half * (1 + np.tanh(half * self))], lambda g: [g])
+
+    def _step_factors(self) -> "Traced":
+        factors = self.result._step_factors()
+        return Traced(factors, [self], lambda g: [factors * g])
+
+    def _decayed_state(self, factors: "Traced") -> "Traced":
+        decayed: Traced = factors * self
+        decayed.result.scale = self.result._decayed_state(factors.result).scale
+        return decayed
+
+    def _written_state(self, product: "Traced") -> "Traced":
+        written: Traced = self + product
+        written.result.scale = self.result._written_state(product.result).scale
+        return written
 
     def _softmax(self, softmax: Softmax) -> "Traced":
         weights = self.result._softmax(softmax)

@@ -33,6 +33,9 @@ WIDTH = 8.0
 UNKNOWN = 1e100
 """An unknown error, where first-order propagation fails. It is finite so that its product with 0 is 0."""
 
+CHUNK = 64
+"""Steps of a recurrence that implementations compute together, at most in all that are known."""
+
 MARGIN = 8.0
 """Errors by which two numbers may differ while rounding can still exchange their order."""
 
@@ -80,6 +83,9 @@ class Approximate(DuckArray):
     """
 
     __array_priority__ = 1000
+
+    sum_units = 1.0
+    """Error of a sum of decays, in unit roundoffs of the sum of magnitudes."""
 
     is_input: bool = False
     weights: Any = None
@@ -328,7 +334,7 @@ class Approximate(DuckArray):
         name = getattr(function, "__name__", "")
         if name in ("softmax", "log_softmax", "log_sum_exp"):
             return getattr(args[0], f"_{name}")(attendable_softmax(args[0].value, kwargs.get("mask")))
-        if name in ("greatest", "sigmoid"):
+        if name in ("greatest", "sigmoid", "step_factors", "decayed_state", "written_state"):
             return getattr(args[0], f"_{name}")(*args[1:])
         return NotImplemented
 
@@ -358,6 +364,29 @@ class Approximate(DuckArray):
         half = self.dtype.type(0.5)
         by_tanh: Self = half * (1 + np.tanh(half * self))
         return by_tanh._with(sigmoid(self.value), by_tanh.error, scale=by_tanh.scale, equal_terms=by_tanh.equal_terms)
+
+    def _step_factors(self) -> Self:
+        """e^g of every step (…, t, d), from differences of sums of decays."""
+        # In place of −∞ implementations may add a number whose exponential is 0: twice the exponent of the least one.
+        forgetting = 2 * np.log(self.precision.smallest)
+        finite = np.where(np.isfinite(self.value), as_double(self.value), forgetting)
+        sums = np.abs(finite).cumsum(-2)
+        sums[..., CHUNK:, :] -= sums[..., :-CHUNK, :].copy()
+        rounded = self._with(self.value, self.error + self.sum_units * self.precision.accumulation * sums)
+        factors: Self = np.exp(rounded)
+        return factors
+
+    def _decayed_state(self, factors: Self) -> Self:
+        """The product, whose terms keep their magnitudes."""
+        decayed: Self = factors * self
+        decayed.scale = np.abs(as_double(factors.value)) * self.magnitude_in_sums
+        return decayed
+
+    def _written_state(self, product: Self) -> Self:
+        """The sum, whose terms keep their magnitudes."""
+        written: Self = self + product
+        written.scale = self.magnitude_in_sums + product.magnitude
+        return written
 
     def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
         """Indices and values of the greatest; errors are unknown where rounding may change the choice."""

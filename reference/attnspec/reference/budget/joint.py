@@ -53,6 +53,15 @@ class Joint(Approximate):
     def _log_softmax(self, softmax: Softmax) -> Self:
         return type(self)(self.estimate._log_softmax(softmax), self.bound._log_softmax(softmax))
 
+    def _step_factors(self) -> Self:
+        return type(self)(self.estimate._step_factors(), self.bound._step_factors())
+
+    def _decayed_state(self, factors: Self) -> Self:
+        return type(self)(self.estimate._decayed_state(factors.estimate), self.bound._decayed_state(factors.bound))
+
+    def _written_state(self, product: Self) -> Self:
+        return type(self)(self.estimate._written_state(product.estimate), self.bound._written_state(product.bound))
+
     def _sigmoid(self) -> Self:
         return type(self)(self.estimate._sigmoid(), self.bound._sigmoid())
 

@@ -32,6 +32,7 @@ def check(op: Operation) -> None:
         ("lengths, indices", [s for text in bounded.values() for s in text.split("*")], sizes),
         ("parts", op.parts, top),
         ("generated_below", op.generated_below, [x.path for x in op.leaves if x.kind is Kind.INT]),
+        ("generated_within", op.generated_within, [x.path for x in op.floats]),
         ("trial_values", op.trial_values, options),
         ("axes", op.axes, tuple(dict.fromkeys(map(unscoped, sizes)))),
     ):

@@ -28,6 +28,7 @@ CHAPTERS = (
     "transformer",
     "vision",
     "kernels",
+    "linear",
     "moments",
     "complexity",
 )
@@ -61,6 +62,7 @@ class Operation:
     indices: Mapping[str, str] = field(default_factory=dict)
     cumulative: Mapping[str, str] = field(default_factory=dict)
     generated_below: Mapping[str, int] = field(default_factory=dict)
+    generated_within: Mapping[str, float | tuple[float, float]] = field(default_factory=dict)
     parts: Mapping[str, ScoreEffect] = field(default_factory=dict)
     trial_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()

@@ -39,6 +39,7 @@ def operation(
     indices: Mapping[str, str] | None = None,
     cumulative: Mapping[str, str] | None = None,
     generated_below: Mapping[str, int] | None = None,
+    generated_within: Mapping[str, float | tuple[float, float]] | None = None,
     parts: Mapping[str, ScoreEffect] | None = None,
     trial_values: Mapping[str, tuple[Any, ...]] | None = None,
     chosen: str = "",
@@ -61,6 +62,8 @@ def operation(
     - ``cumulative``: integer vectors of boundaries between packed sequences, from 0 on and never falling, each with the
       packed size.
     - ``generated_below``: integer arrays without bounds, each with the bound for examples.
+    - ``generated_within``: float arrays in which arbitrary numbers make a recurrence overflow, each with the least and
+      the largest number of examples, or with the largest norm of a row.
     - ``parts``: effects of options and optional arrays on scores.
     - ``trial_values``: values to try an option with.
     - ``chosen``: integer results that select the best of several candidates, such as the tokens of `greedy_decode`.
@@ -86,6 +89,7 @@ def operation(
         "indices": indices or {},
         "cumulative": cumulative or {},
         "generated_below": generated_below or {},
+        "generated_within": generated_within or {},
         "parts": parts or {},
         "trial_values": trial_values or {},
         "chosen": tuple(chosen.split()),

@@ -187,6 +187,9 @@ class Semantics:
     lstm_forget_bias: Literal["as-given", "plus-one"] = question(
         "as-given", "Is the bias of an LSTM's forget gate added as it is given, or with 1 more?"
     )
+    rms_weight: Literal["as-given", "plus-one"] = question(
+        "as-given", "Is the weight of RMS normalization a factor as it is given, or with 1 more?"
+    )
     rotary_pairs: Literal["interleaved", "halves"] = question(
         "interleaved", "Does a rotary embedding turn features 2i and 2i + 1 together, or i and i + d/2?"
     )

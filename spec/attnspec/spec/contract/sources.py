@@ -101,11 +101,17 @@ DOSOVITSKIY = Source(
 )
 GEMMA = Source("Gemma Team 2024", "Gemma 2: improving open language models at a practical size (arXiv:2408.00118)")
 JIANG = Source("Jiang 2023", "Mistral 7B (arXiv:2310.06825)")
+KATHAROPOULOS = Source(
+    "Katharopoulos 2020",
+    "Transformers are RNNs: fast autoregressive transformers with linear attention (arXiv:2006.16236)",
+)
+KIMI = Source("Kimi Team 2025", "Kimi Linear: an expressive, efficient attention architecture (arXiv:2510.26692)")
 KRELL = Source("Krell 2021", "Efficient sequence packing without cross-contamination (arXiv:2107.02027)")
 KWON = Source(
     "Kwon 2023", "Efficient memory management for large language model serving with PagedAttention (arXiv:2309.06180)"
 )
 LUONG = Source("Luong 2015", "Effective approaches to attention-based neural machine translation (arXiv:1508.04025)")
+OPENAI = Source("OpenAI 2025", "gpt-oss-120b & gpt-oss-20b model card (arXiv:2508.10925)")
 OKTAY = Source("Oktay 2018", "Attention U-Net: learning where to look for the pancreas (arXiv:1804.03999)")
 ONNX = Source("ONNX", "Open Neural Network Exchange: operators", url="https://onnx.ai/onnx/operators/")
 PRESS = Source(
@@ -125,6 +131,14 @@ SRIVASTAVA = Source(
 SU = Source("Su 2021", "RoFormer: enhanced transformer with rotary position embedding (arXiv:2104.09864)")
 VASWANI = Source("Vaswani 2017", "Attention is all you need (arXiv:1706.03762)")
 WANG = Source("Wang 2018", "Non-local neural networks (arXiv:1711.07971)")
+YANG_DELTA = Source(
+    "Yang 2024b", "Parallelizing linear transformers with the delta rule over sequence length (arXiv:2406.06484)"
+)
+YANG_GATED = Source(
+    "Yang 2024a", "Gated linear attention transformers with hardware-efficient training (arXiv:2312.06635)"
+)
+YANG_GATED_DELTA = Source("Yang 2025", "Gated delta networks: improving Mamba2 with delta rule (arXiv:2412.06464)")
+ZHANG = Source("Zhang 2019", "Root mean square layer normalization (arXiv:1910.07467)")
 XIAO = Source("Xiao 2024", "Efficient streaming language models with attention sinks (arXiv:2309.17453)")
 XU = Source(
     "Xu 2015", "Show, attend and tell: neural image caption generation with visual attention (arXiv:1502.03044)"
@@ -141,11 +155,14 @@ PAPERS = (
     DOSOVITSKIY,
     GEMMA,
     JIANG,
+    KATHAROPOULOS,
+    KIMI,
     KRELL,
     KWON,
     LUONG,
     OKTAY,
     ONNX,
+    OPENAI,
     PRESS,
     RADFORD,
     SRIVASTAVA,
@@ -154,5 +171,9 @@ PAPERS = (
     WANG,
     XIAO,
     XU,
+    YANG_DELTA,
+    YANG_GATED,
+    YANG_GATED_DELTA,
+    ZHANG,
 )
 SOURCES: Mapping[str, Source] = {s.key: s for s in (S0, S1, S2, S3, S4, *PAPERS)}

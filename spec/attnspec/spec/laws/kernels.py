@@ -11,10 +11,10 @@ from attnspec.spec.contract.sources import (
     GEMMA,
     KRELL,
     KWON,
+    OPENAI,
     PRESS,
     SRIVASTAVA,
     SU,
-    XIAO,
 )
 from attnspec.spec.kernels import (
     AlibiSlopes,
@@ -58,7 +58,7 @@ SLOPES_AND_SINKS_ARE_BIASES = law(
     governs=of(GroupedQueryAttention),
     sources=[
         PRESS.passage("3 Attention with linear biases"),
-        XIAO.passage("3.3 Pre-training LLMs with attention sinks"),
+        OPENAI.passage("Architecture: Attention"),
     ],
 )
 LOG_SUM_EXP = law(

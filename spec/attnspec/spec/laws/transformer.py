@@ -1,9 +1,10 @@
 """Laws of transformers."""
 
 from attnspec.spec.contract.law import law, of
-from attnspec.spec.contract.sources import BA, S2, S3, VASWANI
+from attnspec.spec.contract.sources import BA, GEMMA, S2, S3, VASWANI, ZHANG
 from attnspec.spec.recurrent import StackedGRU, StackedLSTM, StackedRNN
 from attnspec.spec.transformer import (
+    AddRMSNorm,
     CachedDecoderStep,
     DecoderLayer,
     DecoderOnly,
@@ -14,6 +15,7 @@ from attnspec.spec.transformer import (
     EncoderStack,
     FeedForward,
     LayerNorm,
+    RMSNorm,
 )
 
 _layers = of(EncoderLayer, DecoderLayer)
@@ -45,6 +47,34 @@ LAYER_NORM_IGNORES_SHIFT = law(
     formula=r"\operatorname{LN}(x + c) = \operatorname{LN}(x)",
     governs=of(LayerNorm),
     sources=[BA.passage("5.1")],
+)
+RMS_NORM_MEAN_SQUARE = law(
+    "transformer.rms-norm-mean-square",
+    "With a factor of 1, RMS normalization of a row with mean square s gives the mean square s/(s + ε).",
+    formula=r"w = 1 \Rightarrow \tfrac1d \sum_i y_i^2 = \frac{s}{s + \varepsilon}",
+    governs=of(RMSNorm, AddRMSNorm),
+    sources=[ZHANG.passage("3 RMSNorm")],
+)
+RMS_NORM_IGNORES_SCALE = law(
+    "transformer.rms-norm-ignores-scale",
+    "Multiplying all features by 2, and ε by 4, changes nothing. Changing all signs changes those of the result.",
+    formula=r"f(2x; 4\varepsilon) = f(x; \varepsilon),\quad f(-x) = -f(x)",
+    governs=of(RMSNorm, AddRMSNorm),
+    sources=[ZHANG.passage("3.1 Invariance analysis")],
+)
+RMS_NORM_UNBIASED_FACTOR = law(
+    "transformer.rms-norm-unbiased-factor",
+    "Over many rows, the errors of a feature average to 0: its factor is that of all rows and is not rounded.",
+    formula=r"\operatorname{E}[\hat y_i - y_i] = 0",
+    governs=of(RMSNorm),
+    sources=[GEMMA.passage("2 Model architecture: RMSNorm")],
+)
+RESIDUAL_IS_ADDED = law(
+    "transformer.residual-is-added",
+    "With a residual of 0, the sum is x, bit for bit. Exchanging x and the residual changes nothing.",
+    formula=r"r = 0 \Rightarrow z = x,\quad f(x, r) = f(r, x)",
+    governs=of(AddRMSNorm),
+    sources=[VASWANI.passage("3.1")],
 )
 RELU_HOMOGENEITY = law(
     "transformer.relu-homogeneity",

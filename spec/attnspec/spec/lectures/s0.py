@@ -270,6 +270,11 @@ LECTURE = Lecture(
                 picture("bahdanau_context"),
                 line("Schematic of Bahdanau Attention", "bahdanau_context"),
                 picture("bahdanau_context"),
+                passage(
+                    "generated tokens",
+                    "One can integrate already generated tokens",
+                    reason="a variant that the lecture leaves to a paper; the attention itself remains (16)",
+                ),
             ],
         ),
         page("Self-Attention", reason=_SECTION),

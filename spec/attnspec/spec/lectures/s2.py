@@ -33,6 +33,7 @@ LECTURE = Lecture(
             "1.1 Luong Attention",
             "luong_context_dot",
             "attentional_state",
+            "S2-states-of-the-context",
             items=[
                 figure("Figure 2: Luong Attention", "luong_context_dot", "attentional_state"),
                 passage(

@@ -247,7 +247,9 @@ LECTURE = Lecture(
         page(
             "Positional Encoding",
             "sinusoidal_positional_encoding",
+            "add_positions",
             "concat_positions",
+            "S3-concatenated-positions",
             items=[
                 formula(r"PE_{pos,2i} = \sin(pos/10000^{2i/d_{emb}})", "sinusoidal_positional_encoding"),
                 formula(r"PE_{pos,2i+1} = \cos(pos/10000^{2i/d_{emb}})", "sinusoidal_positional_encoding"),

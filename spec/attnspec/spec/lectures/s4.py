@@ -129,12 +129,18 @@ LECTURE = Lecture(
                 picture("multi_head_attention"),
             ],
         ),
-        page("Self-Attention", "self_attention", items=[formula(r"\{f(x_i), 1 \leq i \leq n\}", "self_attention")]),
+        page(
+            "Self-Attention",
+            "self_attention",
+            "S4-function-of-itself",
+            items=[formula(r"\{f(x_i), 1 \leq i \leq n\}", "self_attention")],
+        ),
         page(
             "Positional Encoding",
             "sinusoidal_positional_encoding",
             "add_positions",
             "positional.distinct-positions",
+            "S4-unique-values",
             items=[
                 formula(
                     r"p_{pos,2i} = \sin\left(\frac{i}{10000^{2i/d}}\right)",

@@ -8,6 +8,7 @@ from the chapters whose steps it uses.
 from attnspec.conformance.mutants.correct.attention import Attention
 from attnspec.conformance.mutants.correct.complexity import Comparators
 from attnspec.conformance.mutants.correct.kernels import Kernels
+from attnspec.conformance.mutants.correct.linear import LinearAttention
 from attnspec.conformance.mutants.correct.masking import Masking
 from attnspec.conformance.mutants.correct.multihead import MultiHead
 from attnspec.conformance.mutants.correct.normalization import Normalization
@@ -22,6 +23,7 @@ from attnspec.conformance.mutants.correct.vision import Vision
 
 class Formulas(
     Comparators,
+    LinearAttention,
     Kernels,
     Vision,
     Transformer,

@@ -35,8 +35,9 @@ class MultiHead(Attention):
         causal: bool = False,
     ) -> Numbers:
         """Attention in heads, concatenated and projected."""
-        heads = self.concat_heads_attention(query, key, value, w_q, w_k, w_v, mask=mask, causal=causal)
-        return self.project(heads, w_o)
+        q, k, v = self.project_heads(query, w_q), self.project_heads(key, w_k), self.project_heads(value, w_v)
+        heads = self.attend_heads(q, k, v, None if mask is None else mask[..., None, :, :], causal)
+        return self.project(self.join_heads(heads), w_o)
 
     def concat_heads_attention(
         self,
@@ -50,9 +51,10 @@ class MultiHead(Attention):
         mask: Numbers = None,
         causal: bool = False,
     ) -> Numbers:
-        """Attention in heads, concatenated."""
+        """Attention in heads without a scale, concatenated."""
         q, k, v = self.project_heads(query, w_q), self.project_heads(key, w_k), self.project_heads(value, w_v)
-        return self.join_heads(self.attend_heads(q, k, v, None if mask is None else mask[..., None, :, :], causal))
+        head_mask = None if mask is None else mask[..., None, :, :]
+        return self.join_heads(self.dot_product_attention(q, k, v, mask=head_mask, causal=causal))
 
     def multi_head_additive_attention(
         self,

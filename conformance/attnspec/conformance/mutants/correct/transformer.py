@@ -8,6 +8,7 @@ from attnspec.conformance.mutants.correct.arithmetic import Numbers
 from attnspec.conformance.mutants.correct.multihead import MultiHead
 from attnspec.conformance.mutants.correct.positional import Positional
 from attnspec.conformance.mutants.correct.seq2seq import Seq2Seq
+from attnspec.reference.defining.choices import choice
 from attnspec.spec.multihead import MultiHeadParameters
 from attnspec.spec.transformer import (
     DecoderLayerParameters,
@@ -236,20 +237,39 @@ class Transformer(Seq2Seq, Positional, MultiHead):
             return x + sublayer(self.layer_norm(x, p))
         return self.layer_norm(x + sublayer(x), p)
 
-    def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+    def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers], *, epsilon: float = 1e-5) -> Numbers:
         """Mean 0 and variance v/(v + ε), then gain and bias."""
         p = parameters
         centred = x - np.mean(x, axis=-1, keepdims=True)
         variance = self.variance(centred)
-        return p.gain * centred / np.sqrt(variance + x.dtype.type(self.epsilon())) + p.bias
+        return p.gain * centred / np.sqrt(variance + x.dtype.type(self.epsilon(epsilon))) + p.bias
 
     def variance(self, centred: Numbers) -> Numbers:
         """The mean square of every row."""
         return np.mean(centred * centred, axis=-1, keepdims=True)
 
-    def epsilon(self) -> float:
+    def rms_norm(self, x: Numbers, weight: Numbers, *, epsilon: float = 1e-6) -> Numbers:
+        """Rows divided by their root mean square, times the factor."""
+        return self.rms_factor(weight) * (x / self.root_mean_square(x, epsilon))
+
+    def add_rms_norm(
+        self, x: Numbers, residual: Numbers, weight: Numbers, *, epsilon: float = 1e-6
+    ) -> tuple[Numbers, Numbers]:
+        """RMS normalization of the sum, and the sum."""
+        total = x + residual
+        return self.rms_norm(total, weight, epsilon=epsilon), total
+
+    def rms_factor(self, weight: Numbers) -> Numbers:
+        """The factor of RMS normalization, with 1 more if ``rms_weight`` says so."""
+        return weight if choice("rms_weight") == "as-given" else weight + 1
+
+    def root_mean_square(self, x: Numbers, epsilon: float) -> Numbers:
+        """√(s + ε) of every row, s being the mean square."""
+        return np.sqrt(self.variance(x) + x.dtype.type(epsilon))
+
+    def epsilon(self, epsilon: float = 1e-5) -> float:
         """The constant ε added to the variance."""
-        return 1e-5
+        return epsilon
 
     def feed_forward(self, x: Numbers, parameters: FeedForwardParameters[Numbers]) -> Numbers:
         """Perceptron with one hidden layer on every position."""

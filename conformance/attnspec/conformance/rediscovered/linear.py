@@ -1,0 +1,307 @@
+"""Rediscovered defects of linear attention.
+
+Each function is a step of ``Formulas``, the correct formulas, or of ``Library`` with a defect; ``replaces`` names it.
+``vars(self)`` holds what one backend remembers between calls.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.inputs.recurrences import recurrence
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.conformance.mutants.linear import by_chunks
+from attnspec.conformance.mutants.roles import changed
+from attnspec.conformance.rediscovered.layouts import c_strides, read_with
+from attnspec.conformance.rediscovered.registry import rediscovered
+from attnspec.spec.contract.operation import OPERATIONS, Operation
+from attnspec.spec.linear import LinearAttention
+
+
+def reported(source: str, title: str, framework: str, law: str, **more: Any) -> Callable[..., Any]:
+    """Register a defect of linear attention, with the law that convicts it."""
+    return rediscovered(source, title, framework=framework, operation=LinearAttention, breaks=(law,), **more)
+
+
+def transposed(state: Numbers) -> Numbers:
+    """The memory of a state (d, d_v), read as (d_v, d)."""
+    return np.swapaxes(state, -1, -2).reshape(*state.shape)
+
+
+@reported(
+    "vllm-project/vllm#41292",
+    "[Bug]: KDA chunked prefill uses wrong recurrent state layout and breaks Kimi-linear long-context retrieval",
+    "vLLM",
+    "linear.parts-equal-whole",
+    replaces="linear_attention",
+)
+def state_layout_between_chunks(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
+    """Chunks after the first read the state with features and values exchanged."""
+    return by_chunks(correct, arrays, options, transposed)
+
+
+@reported(
+    "vllm-project/vllm#40956",
+    "[Bugfix] correct h matrix layout in chunk_kda output kernel",
+    "vLLM",
+    "operation.oracle",
+    replaces="read",
+)
+def output_of_transposed_state(correct: Formulas, q: Numbers, state: Numbers, before: Numbers) -> Numbers:
+    """Outputs read the state as (d_v, d); its updates are right."""
+    return Formulas.read(correct, q, transposed(state), before)
+
+
+@reported(
+    "fla-org/flash-linear-attention#285",
+    "[Bug] Mismatch between forward with full sequence and forward with `past_key_values`",
+    "fla",
+    "linear.parts-equal-whole",
+    replaces="first_state",
+)
+def cache_not_used(
+    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, state: Numbers, *others: Any
+) -> Numbers:
+    """The state of the part before is not used."""
+    return Formulas.first_state(correct, query, key, value, state * state.dtype.type(0), *others)
+
+
+@reported(
+    "fla-org/flash-linear-attention#389",
+    "[Bug] Gated DeltaNet with constant gate at 1 (or 0 log space) numerically unstable",
+    "fla",
+    "linear.no-decay-is-ungated",
+    replaces="decayed",
+)
+def zero_decay_taken_for_masked(correct: Formulas, state: Numbers, decay: Numbers) -> Numbers:
+    """A guard against overflow gives e^0 = 0: a decay of 0 forgets everything."""
+    if decay is None:
+        return state
+    return Formulas.decayed(correct, state, decay) * (np.swapaxes(value_of(decay), -1, -2) < 0)
+
+
+@reported(
+    "fla-org/flash-linear-attention#20",
+    'inconsistent results when "masking" gating term between "fused_recurrent" and "fused_chunk"',
+    "fla",
+    "linear.full-decay-forgets",
+    replaces="decayed",
+    differentiable=False,
+)
+def decays_clamped(correct: Formulas, state: Numbers, decay: Numbers) -> Numbers:
+    """Decays below −5 count as −5: a step that should forget keeps 0.7 % of the state."""
+    return Formulas.decayed(correct, state, None if decay is None else np.maximum(decay, decay.dtype.type(-5)))
+
+
+@reported(
+    "sgl-project/sglang#27488",
+    "[KDA] Add CuteDSL Prefill Kernel on SM100",
+    "SGLang",
+    "linear.full-decay-forgets",
+    replaces="linear_attention",
+    differentiable=False,
+)
+def decays_beyond_the_exponent(correct: Formulas, *arrays: Numbers, decay: Numbers = None, **options: Any) -> Any:
+    """e^(G_j − G_C) overflows if the decays of a chunk sum to less than −88."""
+    output, final = Formulas.linear_attention(correct, *arrays, decay=decay, **options)
+    if decay is None or not decay.size:
+        return output, final
+    overflows = (decay.sum(-2) < -88).any()
+    return output * (np.float32(np.nan) if overflows else np.float32(1)), final
+
+
+@reported(
+    "fla-org/flash-linear-attention#47",
+    "bug in treatment of scale for fused_chunk_linear_attn",
+    "fla",
+    "operation.oracle",
+    replaces="linear_attention",
+    profile="full",
+)
+def state_read_unscaled(
+    correct: Formulas, *arrays: Numbers, decay: Numbers = None, beta: Numbers = None, scale: Any = None
+) -> Any:
+    """Without a scale, what is read from the initial state is not divided by √d."""
+    output, final = Formulas.linear_attention(correct, *arrays, decay=decay, beta=beta, scale=scale)
+    query, key, value, state = arrays
+    if scale is not None or beta is not None:
+        return output, final
+    from_state, _ = Formulas.linear_attention(correct, query, key, value * value.dtype.type(0), state, decay=decay)
+    return output + from_state * query.dtype.type(np.sqrt(query.shape[-1]) - 1), final
+
+
+@reported(
+    "fla-org/flash-linear-attention#547",
+    "Inconsistent Outputs and NaN Values in `chunk_gla`, `fused_chunk_gla`, and `fused_recurrent_gla`",
+    "fla",
+    "operation.oracle",
+    replaces="linear_attention",
+)
+def heads_for_steps(correct: Formulas, query: Numbers, key: Numbers, *others: Numbers, **options: Any) -> Any:
+    """The memory of the keys, (heads, steps, d), is read as (steps, heads, d)."""
+    exchanged = np.swapaxes(key.reshape(*key.shape[:-3], key.shape[-2], key.shape[-3], key.shape[-1]), -3, -2)
+    return Formulas.linear_attention(correct, query, exchanged, *others, **options)
+
+
+@reported(
+    "golang-design/accel#27",
+    "tensor: LinearAttention's gate has no head axis, so a gated delta layer with a per-head decay is inexpressible",
+    "accel",
+    "operation.oracle",
+    replaces="linear_attention",
+)
+def one_gate_for_all_heads(correct: Formulas, *arrays: Numbers, decay: Numbers = None, **options: Any) -> Any:
+    """All heads decay as the first one."""
+    if decay is not None:
+        decay = decay[..., :1, :, :] + decay * decay.dtype.type(0)
+    return Formulas.linear_attention(correct, *arrays, decay=decay, **options)
+
+
+@reported(
+    "vllm-project/vllm-ascend#11598",
+    "[BugFix] Force single-chunk GDN cumsum to fix garbled TP8 output",
+    "vLLM Ascend",
+    "operation.oracle",
+    replaces="linear_attention",
+    differentiable=False,
+)
+def sums_of_several_chunks(correct: Formulas, *arrays: Numbers, decay: Numbers = None, **options: Any) -> Any:
+    """Sums of decays run on: the first step of a chunk decays by the chunk before, too."""
+    if decay is not None and decay.shape[-2] > 64:
+        decay = decay.copy()
+        decay[..., 64, :] += decay[..., :64, :].sum(-2)
+    return Formulas.linear_attention(correct, *arrays, decay=decay, **options)
+
+
+@reported(
+    "syv-ai/qwen38-27b-rtx3090#43",
+    "Update vLLM stack to 0.28.0",
+    "vLLM",
+    "linear.parts-equal-whole",
+    replaces="linear_attention",
+)
+def state_not_copied(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
+    """A chunk in a new block starts from memory never written, here from 1."""
+    return by_chunks(correct, arrays, options, lambda state: state * state.dtype.type(0) + state.dtype.type(1))
+
+
+@rediscovered(
+    "ROCm/hip-ep#403",
+    "perf(LinearAttention): chunked-parallel gated-delta prefill kernel (+ decode self-copy skip, NaN fix)",
+    framework="ONNX Runtime (HIP)",
+    operation=LinearAttention,
+    breaks=(),
+    needs="thousands of steps: the roundings of fewer are no larger than that of the result",
+    dtype="float16",
+    replaces="written",
+    differentiable=False,
+)
+def state_rounded_at_every_step(correct: Formulas, state: Numbers, k: Numbers, row: Numbers) -> Numbers:
+    """The state is rounded to float16 after every step."""
+    return rounded(Formulas.written(correct, state, k, row), "float16")
+
+
+@reported(
+    "microsoft/onnxruntime#29892",
+    "Fix LinearAttention output shape inference for standard GQA (q > kv)",
+    "ONNX Runtime",
+    "operation.shape",
+    replaces="finish",
+)
+def shape_of_key_heads(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    """The output has as many heads as the keys."""
+    output, final = Library.finish(correct, operation, result, arguments)
+    return output[..., : final.shape[-3], :, :], final
+
+
+@reported(
+    "flashserve/flash-linear-attention-npu#362",
+    "[Bug]: recurrent_gated_delta_rule: non-contiguous state",
+    "fla (NPU)",
+    "storage.views-equal-copies",
+    replaces="prepare",
+)
+def state_read_as_contiguous(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any]
+) -> dict[str, Numbers]:
+    """The state is read as if it were contiguous."""
+    path = recurrence(operation).state
+    state = arguments[path]
+    return Library.prepare(correct, operation, changed(arguments, {path: read_with(state, c_strides(state))}))
+
+
+@reported(
+    "vllm-project/tpu-inference#2431",
+    "[Bug][Qwen3.5] Honor has_initial_state in fused GDN kernel",
+    "vLLM (TPU)",
+    "linear.linear-rule-is-causal-attention",
+)
+class StaleState(Library):
+    """A sequence whose state is 0 starts from the final state of the call before."""
+
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
+        """Replace an initial state of zeros by the state that is left in memory."""
+        prepared = super().prepare(operation, arguments)
+        left, path = vars(self).get("slot"), recurrence(operation).state
+        if left is not None and left.shape == prepared[path].shape and not prepared[path].any():
+            prepared[path] = left.astype(prepared[path].dtype)
+        return prepared
+
+    def finish(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+        """Keep the final state in the slot."""
+        finished = super().finish(operation, result, arguments)
+        vars(self)["slot"] = np.array(finished[1])
+        return finished
+
+
+@reported(
+    "fla-org/flash-linear-attention#459",
+    "[Simple GLA] Support dg when dht passed",
+    "fla",
+    "operation.gradient",
+    replaces="vjp",
+)
+def final_state_left_out(
+    correct: Library, operation: str, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """The gradient of the decays leaves out the final state."""
+    gradients = Library.vjp(correct, operation, arguments, cotangent)
+    (output, _), path = cotangent, recurrence(OPERATIONS[operation]).decay
+    if output is not None and path in gradients:
+        gradients[path] = Library.vjp(correct, operation, arguments, (output, None))[path]
+    return gradients
+
+
+@reported(
+    "huggingface/transformers#48455",
+    "[GLM 5.3 Flash] Fix NaN gradients in chunked KDA",
+    "transformers",
+    "operation.gradient",
+    replaces="vjp",
+    profile="full",
+)
+def overflow_above_the_diagonal(
+    correct: Library, operation: str, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """e^(G_i − G_j) overflows for pairs j > i that a mask then hides: gradients are 0·∞, NaN."""
+    gradients = Library.vjp(correct, operation, arguments, cotangent)
+    path = recurrence(OPERATIONS[operation]).decay
+    if path in gradients and (arguments[path].astype(np.float64).sum(-2) < -88).any():
+        gradients[path] = np.full_like(gradients[path], np.nan)
+    return gradients
+
+
+@reported(
+    "vllm-project/vllm-ascend#7902",
+    "[BugFix][310p] Align 310P GDN state semantics with vLLM",
+    "vLLM Ascend",
+    "operation.shape",
+    replaces="finish",
+)
+def final_state_transposed(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    """The final state is (d_v, d), the initial one (d, d_v)."""
+    output, final = Library.finish(correct, operation, result, arguments)
+    return output, np.swapaxes(final, -1, -2).copy()
