@@ -97,9 +97,9 @@ def test_other_signatures_are_admitted(function: Any) -> None:
     ],
 )
 def test_an_option_with_another_name_is_refused(options: str, limits: Any, got: str) -> None:
-    made: dict[str, Any] = {}
-    exec(f"def attend(query, key, value, *, {options}): return value", made)
-    backend = SimpleNamespace(name="mine", limits=limits, scaled_dot_product_attention=made["attend"])
+    functions: dict[str, Any] = {}
+    exec(f"def attend(query, key, value, *, {options}): return value", functions)
+    backend = SimpleNamespace(name="mine", limits=limits, scaled_dot_product_attention=functions["attend"])
     if not got:
         assert Contract.of(backend).operations == ("scaled_dot_product_attention",)
         return

@@ -454,7 +454,7 @@ def _with_counterexample(run: _Run, progress: _LawProgress, result: Result, cont
 
 
 class _Counterexample(NamedTuple):
-    """A violated check with its input, and a note if a second call shows no violation."""
+    """A violated check and its input; ``note`` says if a second call shows no violation."""
 
     check: Check
     arguments: Arguments
@@ -483,9 +483,9 @@ def _smallest(run: _Run, unreduced: _Counterexample, seed: int) -> _Counterexamp
 
 
 def _of_formula(run: _Run, law: Law, violation: Violation, seed: int) -> _Counterexample | None:
-    """The smallest input that violates the formula or its gradient, found from an input that a law made.
+    """Find the smallest input that violates the formula, from the input of another law.
 
-    None if the formula holds there, or has a counterexample of its own.
+    For laws on gradients it may violate the formula's gradient. None if both hold, or have a counterexample already.
     """
     plain = run.plain_call(violation.arguments)
     if plain is None or violation.reason != Reason.VALUE:
