@@ -255,6 +255,7 @@ IN_FLOAT32 = {
     "additive_attention": "the path without Triton, where values are widened",
     "multi_head_additive_attention": "as additive_attention",
     "bahdanau_context": "as additive_attention",
+    "linear_attention": "the state, which every step adds to",
     "latent_attention": "the product of the pooled latent, whose rounding would not be averaged over keys",
     "merge_attention": "as many products as there are parts of the keys, of one row each",
 }

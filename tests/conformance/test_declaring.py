@@ -534,7 +534,7 @@ def test_the_proposed_class_is_that_of_the_rounding(scales_queries: bool, name: 
         scaled_dot_product_attention=partial(bf16_attention, scales_queries=scales_queries),
     )
     contract, case = Contract.of(backend), Case(ATTENTION, "bfloat16", (FORMULA, "attention.extreme-magnitudes"))
-    judging = partial(judge, backend, profile=PROFILES["quick"])
+    judging = partial(judge, backend, profile=PROFILES["quick"], seed=1)
     failed = [r for r in judging(contract, case) if r.status is Status.FAILED]
     assert failed
     judge_under = partial(judging, stop_at_first=True)

@@ -57,6 +57,7 @@ def test_another_choice_is_named(keys: int) -> None:
 
 def test_a_precision_class_is_a_reading_too() -> None:
     query, key, value = (x.astype(ml_dtypes.bfloat16) for x in arrays(2, 40, 50))
+    query *= 4  # larger scores, whose roundings show
     scores = (query @ key.swapaxes(-1, -2) / ml_dtypes.bfloat16(50**0.5)).astype(ml_dtypes.bfloat16)
     weights = np.exp(scores.astype(np.float32) - scores.astype(np.float32).max(-1, keepdims=True))
     weights = (weights / weights.sum(-1, keepdims=True)).astype(ml_dtypes.bfloat16)

@@ -132,6 +132,10 @@ def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) ->
         errors = np.where(attendable, errors, dtype.type(0))
     delta = np.abs(shifted, dtype=dtype, casting="same_kind")
     delta *= 3 * u
+    weightless = np.isinf(delta)  # scores of −∞, whose weights are 0 however the scores err
+    if weightless.any():
+        delta[weightless] = 0
+        errors = np.where(weightless, dtype.type(0), errors)
     delta += errors
     delta += 6 * u * (1 + errors.max(-1, keepdims=True, initial=0.0))
     large = bool(delta.max(initial=0.0) > 1)
