@@ -374,6 +374,11 @@ def gate_reversed(x: Numbers, state: Numbers, parameters: Numbers) -> Numbers:
 
 
 RIGHT_DIAGNOSES |= {
+    "fla-org/flash-linear-attention#285": ("initial state of linear attention ignored",),
+    # The decay of a whole chunk, applied twice, leaves nothing of the state.
+    "vllm-project/vllm-ascend#11598": ("state lost between chunks",),
+    "allenai/OLMo#281": ("ε outside of the root mean square",),
+    "NeuraLegion/shainet#176": ("rms_weight as-given",),
     "NVIDIA/Megatron-LM#535": ("rotary positions in float16",),
     "huggingface/candle#3520": ("rotary positions in bfloat16",),
     "vllm-project/vllm#54359": ("rows of a page read modulo 128",),

@@ -30,7 +30,7 @@ from attnspec.spec.transformer import AddRMSNorm, RMSNorm
 )
 def weight_plus_one_in_bfloat16(correct: Formulas, weight: Numbers) -> Numbers:
     """1 + w is computed in bfloat16: the weight 0.05 becomes 0.046875."""
-    return rounded(Formulas.rms_factor(correct, weight), "bfloat16")
+    return rounded(weight + 1, "bfloat16")
 
 
 @rediscovered(
