@@ -499,6 +499,7 @@ def _of_formula(run: _Run, law: Law, violation: Violation, seed: int) -> _Counte
         if its_violation is None or its_violation.reason != Reason.VALUE:
             continue
         smaller, its_violation = reduce_arguments(run.subject, check, plain, its_violation, seed, run.mark)
-        its_violation.message = f"{violation.message}; on the input below {its_violation.message}"
+        if its_violation.message != violation.message:
+            its_violation.message = f"{violation.message}; on the input below {its_violation.message}"
         return _Counterexample(check, smaller, its_violation)
     return None
