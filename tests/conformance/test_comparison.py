@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnspec.conformance import judge
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.comparison import Comparisons, distinct_texts
 from attnspec.conformance.judging.violation import Violation
@@ -35,6 +36,16 @@ def test_long_doubles_are_printed_unlike_doubles() -> None:
     double_text, long_double_text, difference = distinct_texts(np.float64(1), expected)
     assert double_text != long_double_text
     assert difference == "8.67e-19 too little"
+
+
+def test_a_signaling_nan_is_a_wrong_number() -> None:
+    """Memory that was not written may hold one, and casting it warns."""
+    scores = np.zeros((1, 2))
+    got = np.array([[0.5, 0.0]])
+    got.view(np.uint64)[0, 1] = 0x7FF0000000000001
+    verdict = judge("softmax", got, scores)
+    assert not verdict
+    assert "is nan" in str(verdict)
 
 
 def test_a_violation_of_close_numbers_says_their_difference() -> None:

@@ -83,7 +83,8 @@ class Comparisons:
 
     def _ratios(self, got: Numbers, expected: Numbers, budget: Numbers) -> Numbers:
         wide = np.result_type(expected.dtype, np.float64)
-        wide_got = got.astype(wide)
+        with np.errstate(invalid="ignore"):  # a signaling NaN, in memory that was not written
+            wide_got = got.astype(wide)
         if budget.shape != got.shape:
             budget = np.broadcast_to(budget, got.shape)
         with np.errstate(all="ignore"):
