@@ -80,7 +80,7 @@ def hard_coded_scale(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     replaces="exponential",
     operations=ONE_HEAD,
     dtype="bfloat16",
-    breaks=("operation.oracle", "attention.unbiased-scale"),
+    breaks=("attention.unbiased-scale",),
     source="log₂e written as 1.44",
 )
 def short_log2_e(correct: Formulas, x: Numbers) -> Numbers:
