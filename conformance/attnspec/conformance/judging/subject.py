@@ -44,7 +44,7 @@ def holds_numbers(x: Numbers) -> bool:
 
 def _with_quiet_nans(x: Any) -> Any:
     """Replace NaNs by quiet ones: memory that a kernel did not write may hold others, which warn in every cast."""
-    if isinstance(x, np.ndarray) and x.dtype.kind == "f" and np.isnan(x).any():
+    if isinstance(x, np.ndarray) and np.issubdtype(x.dtype, np.floating) and np.isnan(x).any():
         return np.where(np.isnan(x), x.dtype.type(np.nan), x)
     return x
 
