@@ -71,8 +71,8 @@ def distance(numbers: Numbers, others: Numbers, allowed: Numbers) -> float:
     if numbers.size == 0:
         return 0.0
     wide_dtype = np.result_type(np.float64, *(x.dtype for x in (numbers, others) if x.dtype.kind == "f"))
+    a, b = numbers.astype(wide_dtype), others.astype(wide_dtype)
     with np.errstate(all="ignore"):
-        a, b = numbers.astype(wide_dtype), others.astype(wide_dtype)
         same = (a == b) | (np.isnan(a) & np.isnan(b)) | (allowed >= UNKNOWN / 2)
         ratios = np.where(same, 0.0, np.abs(a - b) / allowed)
     return float(np.max(np.where(np.isnan(ratios), np.inf, ratios)))

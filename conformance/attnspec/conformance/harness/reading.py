@@ -11,7 +11,7 @@ import numpy as np
 from attnspec.conformance.harness.arrays import EIGHT_BITS, read
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import with_choice_of_masks
-from attnspec.conformance.inputs.dtypes import NARROW, is_float, numpy_dtype
+from attnspec.conformance.inputs.dtypes import NARROW, is_float, numpy_dtype, with_quiet_nans
 from attnspec.conformance.inputs.quantization import exact_values
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.subject import Results, Subject
@@ -143,7 +143,7 @@ def results_of(operation: Operation, value: Any, arguments: Arguments, role: str
         array, expected = _array(leaf, x, f"{operation.name}: {title}"), arguments.binding.shape(leaf)
         if array.shape != expected:
             raise ShapeError(operation.name, title, f"shape {as_tuple(expected)}", as_tuple(array.shape))
-        arrays[leaf.path] = array
+        arrays[leaf.path] = with_quiet_nans(array)
     return arrays
 
 
@@ -226,7 +226,7 @@ def gradients_of(operation: Operation, gradients: Any, arguments: Arguments, dty
     for path, g in flatten(dict(gradients)).items():
         if path not in known:
             raise ValueError(unknown_name(f"{operation.name}: gradients", path, known))
-        arrays[path] = read(g, f"{operation.name}: the gradient of {path}")
+        arrays[path] = with_quiet_nans(read(g, f"{operation.name}: the gradient of {path}"))
         if arrays[path].shape != known[path].shape:
             expected, got = as_tuple(known[path].shape), as_tuple(arrays[path].shape)
             raise ShapeError(operation.name, f"the gradient of {path}", f"shape {expected}", got)

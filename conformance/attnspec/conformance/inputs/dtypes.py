@@ -30,6 +30,16 @@ def half_to_single(x: Any) -> Any:
     return x
 
 
+def with_quiet_nans(x: Any) -> Any:
+    """Replace NaNs of an array by quiet ones, if it has any.
+
+    Memory that a kernel did not write may hold others, which warn in every cast.
+    """
+    if isinstance(x, np.ndarray) and np.issubdtype(x.dtype, np.floating) and np.isnan(x).any():
+        return np.where(np.isnan(x), x.dtype.type(np.nan), x)
+    return x
+
+
 def exact_in(x: Any, dtype: str) -> np.ndarray[Any, Any]:
     """The numbers rounded to the dtype."""
     with np.errstate(over="ignore"):

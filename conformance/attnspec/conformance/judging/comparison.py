@@ -83,8 +83,7 @@ class Comparisons:
 
     def _ratios(self, got: Numbers, expected: Numbers, budget: Numbers) -> Numbers:
         wide = np.result_type(expected.dtype, np.float64)
-        with np.errstate(invalid="ignore"):  # a signaling NaN, in memory that was not written
-            wide_got = got.astype(wide)
+        wide_got = got.astype(wide)
         if budget.shape != got.shape:
             budget = np.broadcast_to(budget, got.shape)
         with np.errstate(all="ignore"):

@@ -103,18 +103,23 @@ def place_of_attributes(backend: Any) -> str:
     return f"into the body of class {printable(kind.__name__)}"
 
 
+def _parameters(backend: Any, operation: str) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of an operation's function; none if it is not written in Python."""
+    try:
+        return inspect.signature(getattr(backend, operation)).parameters
+    except (ValueError, TypeError):
+        return {}
+
+
 def _demand_argument_names(backend: Any, operations: Iterable[str]) -> None:
     """Raise ``ValueError`` for an argument whose name is not the Protocol's.
 
     ``vjp`` passes arguments by name.
     """
     for operation in operations:
-        try:
-            parameters = inspect.signature(getattr(backend, operation)).parameters
-        except (ValueError, TypeError):
-            continue  # a function that is not written in Python has no signature
+        parameters = _parameters(backend, operation)
         kinds = {p.kind for p in parameters.values()}
-        if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        if not kinds or kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
             continue
         own = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
         described = OPERATIONS[operation]
@@ -134,10 +139,7 @@ def _demand_option_names(backend: Any, operations: Iterable[str], limits: Limits
     A backend that is judged without the option declares so.
     """
     for operation in operations:
-        try:
-            parameters = inspect.signature(getattr(backend, operation)).parameters
-        except (ValueError, TypeError):
-            continue  # a function that is not written in Python has no signature
+        parameters = _parameters(backend, operation)
         for option in sorted(OPERATIONS[operation].keyword_only - set(parameters)):
             similar = [name for name in parameters if option in name.split("_")]
             if similar and getattr(limits, option, limits.has(option)):

@@ -94,6 +94,12 @@ ViolatedLaws = dict[str, _LawProgress]
 """Violated laws by id; they stay violated when the case is judged again."""
 
 
+def _roots(law: Law) -> tuple[str, ...]:
+    """The laws of which a law's violation may be a consequence: the formula, and for gradients its gradient."""
+    roots = (FORMULA, GRADIENT) if law.gradients else (FORMULA,)
+    return roots[: roots.index(law.id)] if law.id in roots else roots
+
+
 @dataclass
 class _Run:
     """The judging of one case: its laws, their progress, and which checks run.
@@ -197,10 +203,8 @@ class _Run:
         They are the formula and its gradient, up to the one that is violated itself.
         """
         plain = self.plain_call(violation.arguments)
-        for law in (FORMULA, GRADIENT) if check.law.gradients else (FORMULA,):
+        for law in _roots(check.law):
             progress = self.laws.get(law)
-            if law == check.law.id:
-                return
             if plain is not None and progress is not None:
                 self.mark(law, f"the arrays on which {check.law.id} fails")
                 yield progress, plain
@@ -490,9 +494,7 @@ def _of_formula(run: _Run, law: Law, violation: Violation, seed: int) -> _Counte
     plain = run.plain_call(violation.arguments)
     if plain is None or violation.reason != Reason.VALUE:
         return None
-    for root in (FORMULA, GRADIENT) if law.gradients else (FORMULA,):
-        if root == law.id:
-            return None
+    for root in _roots(law):
         check = CHECKS[root][0]
         run.mark(root, f"the arrays on which {law.id} fails")
         its_violation, *_ = attempt(run.subject, check, plain, seed)

@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.dtypes import exact_in
+from attnspec.conformance.inputs.dtypes import exact_in, with_quiet_nans
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.heads import with_divided_heads
 from attnspec.conformance.judging.comparison import INFORMATIVE, INFORMATIVE_WITH_FEW_BITS, Comparisons
@@ -40,13 +40,6 @@ Results = dict[str, Numbers]
 def holds_numbers(x: Numbers) -> bool:
     """Return whether an array holds real numbers or booleans, which can be compared."""
     return x.dtype.kind in "biuf" or x.dtype.name == "bfloat16"
-
-
-def _with_quiet_nans(x: Any) -> Any:
-    """Replace NaNs by quiet ones: memory that a kernel did not write may hold others, which warn in every cast."""
-    if isinstance(x, np.ndarray) and np.issubdtype(x.dtype, np.floating) and np.isnan(x).any():
-        return np.where(np.isnan(x), x.dtype.type(np.nan), x)
-    return x
 
 
 class Subject(Comparisons):
@@ -184,7 +177,7 @@ class Subject(Comparisons):
     def to_numpy(self, x: Any) -> Any:
         """A backend's array as a NumPy array; an exception of the conversion propagates."""
         function = getattr(self.backend, "to_numpy", None)
-        return _with_quiet_nans(x if function is None or x is None else function(x))
+        return with_quiet_nans(x if function is None or x is None else function(x))
 
     def numbers(self, x: Any) -> Numbers:
         """A backend's array as a NumPy array; an exception of the conversion is a violation."""

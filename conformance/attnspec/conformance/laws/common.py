@@ -38,6 +38,12 @@ def attendable_keys(subject: Subject, arguments: Arguments) -> Numbers:
     return attendable(arguments, semantics=subject.semantics)
 
 
+def key_heads(subject: Subject, heads: int, heads_k: int) -> Numbers:
+    """The key head that each query head reads."""
+    indices = np.arange(heads)
+    return indices % heads_k if subject.semantics.head_groups == "interleaved" else indices // (heads // heads_k)
+
+
 def aligned_top_left(subject: Subject, arguments: Arguments) -> bool:
     """Return whether the backend's causal flag aligns query i with key i."""
     if aligning_lengths(arguments, subject.semantics) is not None:

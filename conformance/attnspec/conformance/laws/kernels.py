@@ -8,7 +8,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.inputs.attendance import attendable, mask_shape, penalised_distances, rows_with_keys
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.laws.common import doubles, sample, sum_budgets, wide
+from attnspec.conformance.laws.common import doubles, key_heads, sample, sum_budgets, wide
 from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.law import of
 from attnspec.spec.contract.operation import Operation
@@ -70,19 +70,19 @@ def grouped_heads_share_keys(subject: Subject, arguments: Arguments, rng: np.ran
     for heads_k, group in GROUPS:
         sampled = sample(subject, rng, queries=3, keys=5, sizes=grouped_head_sizes(heads_k, group, operation))
         expected_results, budgets = doubles(subject.results(sampled)), subject.budgets(sampled)
+        own = key_heads(subject, heads_k * group, heads_k)
         for r in {0, group - 1, heads_k * group - 1, int(rng.integers(heads_k * group))}:
-            key_head = r % heads_k if subject.semantics.head_groups == "interleaved" else r // group
             changes = {}
             for leaf, x in sampled.leaf_arrays:
                 axes = leaf.axes(of_group) or leaf.axes(of_keys)
                 if axes:
-                    head = r if of_group in leaf.sizes else key_head
+                    head = r if of_group in leaf.sizes else own[r]
                     changes[leaf.path] = np.take(x, [head], axis=axes[0])
             one_head = sampled.replaced(changes)
             got = subject.results(one_head)
             for leaf in operation.outputs:
                 (axis,) = leaf.axes(of_group) or leaf.axes(of_keys)
-                head = r if of_group in leaf.sizes else key_head  # final states have the heads of the keys
+                head = r if of_group in leaf.sizes else own[r]  # final states have the heads of the keys
                 expected, budget = (np.take(x[leaf.path], [head], axis=axis) for x in (expected_results, budgets))
                 subject.demand_match(got[leaf.path], expected, 2 * budget, one_head, f"of head {r} alone, {leaf.path}")
     return True

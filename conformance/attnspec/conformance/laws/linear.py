@@ -11,16 +11,11 @@ from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.inputs.recurrences import recurrence
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.laws.common import doubled, doubles, wide
+from attnspec.conformance.laws.common import doubled, doubles, key_heads, wide
 from attnspec.spec.laws import linear as law
 
 FORGETTING = (-1.0e4, -np.inf)
 """Decays whose exponential is 0 in every dtype."""
-
-
-def _without(subject: Subject, arguments: Arguments, *paths: str) -> Arguments:
-    """The call without these optional arrays."""
-    return arguments.replaced(dict.fromkeys(paths))
 
 
 def _with(subject: Subject, arguments: Arguments, path: str, value: Numbers) -> Arguments:
@@ -71,13 +66,11 @@ def linear_rule_is_causal_attention(subject: Subject, arguments: Arguments, rng:
     p = recurrence(subject.operation)
     if subject.dtype == "float64" or not arguments.size(p.steps):
         return False
-    started = _without(subject, arguments, p.decay, p.rate).replaced({p.scale: None})
+    started = arguments.replaced(dict.fromkeys((p.decay, p.rate, p.scale)))
     subject.results(started)
     plain = started.replaced({p.state: np.zeros_like(arguments.array(p.state))})
     query, key, value = (wide(plain.array(name)) for name in (p.query, p.key, p.value))
-    group = query.shape[-3] // key.shape[-3]
-    heads = np.arange(query.shape[-3])
-    own = heads % key.shape[-3] if subject.semantics.head_groups == "interleaved" else heads // group
+    own = key_heads(subject, query.shape[-3], key.shape[-3])
     scores = np.tril(query @ np.swapaxes(key[..., own, :, :], -1, -2)) / np.sqrt(query.shape[-1])
     budgets = subject.budgets(plain)
     expected = {p.output: scores @ value[..., own, :, :], p.final: np.swapaxes(key, -1, -2) @ value}
@@ -126,9 +119,7 @@ def full_rate_stores_value(subject: Subject, arguments: Arguments, rng: np.rando
     else:
         unit[p.query] = subject.exact(np.sqrt(key.shape[-1]) * unit[p.query].astype(np.float64))
     stored = arguments.replaced(unit)
-    heads = np.arange(query.shape[-3])
-    group = query.shape[-3] // key.shape[-3]
-    own = heads % key.shape[-3] if subject.semantics.head_groups == "interleaved" else heads // group
+    own = key_heads(subject, query.shape[-3], key.shape[-3])
     budgets = subject.budgets(stored)
     expected = np.broadcast_to(wide(stored.array(p.value))[..., own, :, :], budgets[p.output].shape)
     got = subject.results(stored)[p.output]
@@ -142,7 +133,7 @@ def no_decay_is_ungated(subject: Subject, arguments: Arguments, rng: np.random.G
     p = recurrence(subject.operation)
     if not subject.limits.has(p.decay) or not arguments.size(p.steps):
         return False
-    ungated = _without(subject, arguments, p.decay)
+    ungated = arguments.replaced({p.decay: None})
     d = arguments.array(p.key).shape[-1]
     expected, budgets = doubles(subject.results(ungated)), subject.budgets(ungated)
     for features in (1, d):

@@ -5,6 +5,7 @@ Each function is one step of ``Formulas``, the correct formulas, with a defect; 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,17 @@ CHUNK = 64
 """Steps of a chunk in common kernels."""
 
 
-def altered(**more: Any) -> Callable[..., Any]:
-    """Register a mutant of linear attention."""
-    name = more.pop("name")
-    return mutant(name, operations=(LinearAttention,), **more)
+altered = partial(mutant, operations=(LinearAttention,))
+"""Decorator of a mutant of linear attention."""
+
+
+def transposed(state: Numbers) -> Numbers:
+    """The memory of a state (d, d_v), read as (d_v, d)."""
+    return np.swapaxes(state, -1, -2).reshape(*state.shape)
 
 
 @altered(
-    name="linear attention reads the state before the step",
+    "linear attention reads the state before the step",
     replaces="read",
     breaks=("linear.linear-rule-is-causal-attention", "linear.full-rate-stores-value"),
     source="RWKV's recurrence, whose current step has a weight of its own",
@@ -38,7 +42,7 @@ def read_too_early(correct: Formulas, q: Numbers, state: Numbers, before: Number
 
 
 @altered(
-    name="state of linear attention read transposed",
+    "state of linear attention read transposed",
     replaces="first_state",
     breaks=("linear.parts-equal-whole", "operation.oracle"),
     source="vllm-project/vllm#41292: kernels of one part store (d, d_v), those of another (d_v, d)",
@@ -47,12 +51,11 @@ def transposed_state(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, state: Numbers, *a: Any
 ) -> Numbers:
     """The memory of the initial state is read as (d_v, d)."""
-    swapped = np.swapaxes(state, -1, -2).reshape(*state.shape)
-    return Formulas.first_state(correct, query, key, value, swapped, *a)
+    return Formulas.first_state(correct, query, key, value, transposed(state), *a)
 
 
 @altered(
-    name="initial state of linear attention ignored",
+    "initial state of linear attention ignored",
     replaces="first_state",
     breaks=("linear.parts-equal-whole", "operation.oracle"),
     source="fla-org/flash-linear-attention#285: a cache that the forward pass does not use",
@@ -63,7 +66,7 @@ def ignored_state(correct: Formulas, query: Numbers, key: Numbers, value: Number
 
 
 @altered(
-    name="decay of linear attention as a factor",
+    "decay of linear attention as a factor",
     replaces="decayed",
     breaks=("linear.decay-is-exponential", "linear.no-decay-is-ungated"),
     source="bench.flashinfer.ai: g is the forget gate itself there, its logarithm in ONNX and fla",
@@ -74,7 +77,7 @@ def decay_without_exponential(correct: Formulas, state: Numbers, decay: Numbers)
 
 
 @altered(
-    name="decay of linear attention to base 2",
+    "decay of linear attention to base 2",
     replaces="decayed",
     breaks=("linear.decay-is-exponential", "operation.oracle"),
     source="vllm-project/vllm#43195: exp2 of decays that nothing has divided by log 2",
@@ -85,7 +88,7 @@ def decay_to_base_2(correct: Formulas, state: Numbers, decay: Numbers) -> Number
 
 
 @altered(
-    name="first decay of every head for all features",
+    "first decay of every head for all features",
     replaces="decayed",
     breaks=("linear.decay-is-exponential", "operation.oracle"),
     source="golang-design/accel#27: a gate with an axis too few",
@@ -96,7 +99,7 @@ def one_decay(correct: Formulas, state: Numbers, decay: Numbers) -> Numbers:
 
 
 @altered(
-    name="decay along the values",
+    "decay along the values",
     replaces="decayed",
     breaks=("linear.decay-is-exponential",),
     source="a state (d_v, d) decayed along its last axis",
@@ -109,37 +112,21 @@ def decay_of_values(correct: Formulas, state: Numbers, decay: Numbers) -> Number
 
 
 @altered(
-    name="value corrected by the state before the decay",
-    replaces="linear_attention",
+    "value corrected by the state before the decay",
+    replaces="advanced",
     breaks=("operation.oracle", "operation.gradient"),
     source="the order of equations (1) and (2) in rust ports of Qwen3.5: δ = β(v − Sᵀk), then S = e^g S + kδᵀ",
 )
 def corrected_before_decay(
-    correct: Formulas,
-    query: Numbers,
-    key: Numbers,
-    value: Numbers,
-    state: Numbers,
-    *,
-    decay: Numbers = None,
-    beta: Numbers = None,
-    scale: Any = None,
+    correct: Formulas, state: Numbers, k: Numbers, v: Numbers, decay: Numbers, rate: Numbers
 ) -> tuple[Numbers, Numbers]:
     """The gated delta rule subtracts what the state held before it decayed."""
-    if decay is None or beta is None or not key.shape[-2]:
-        return Formulas.linear_attention(correct, query, key, value, state, decay=decay, beta=beta, scale=scale)
-    rates, group = beta[..., None], query.shape[-3] // key.shape[-3]
-    state = correct.first_state(query, key, value, state, decay, rates)
-    outputs = []
-    for i in range(key.shape[-2]):
-        k, v, g, b = (x[..., i : i + 1, :] for x in (key, value, decay, rates))
-        state = correct.written(correct.decayed(state, g), k, correct.update(state, k, v, b))
-        outputs.append(correct.product(query[..., i : i + 1, :], correct.repeat_heads(state, group)))
-    return correct.scaled_by(np.concatenate(outputs, axis=-2), query.shape[-1], scale), state
+    before = correct.decayed(state, decay)
+    return before, correct.written(before, k, correct.update(state, k, v, rate))
 
 
 @altered(
-    name="rate of the delta rule for the value alone",
+    "rate of the delta rule for the value alone",
     replaces="update",
     breaks=("linear.zero-rate-writes-nothing", "operation.oracle"),
     source="βv − Sᵀk for β(v − Sᵀk)",
@@ -150,7 +137,7 @@ def rate_of_values(correct: Formulas, state: Numbers, k: Numbers, v: Numbers, ra
 
 
 @altered(
-    name="rate of the delta rule for the correction alone",
+    "rate of the delta rule for the correction alone",
     replaces="update",
     breaks=("linear.zero-rate-writes-nothing", "operation.oracle"),
     source="v − βSᵀk for β(v − Sᵀk)",
@@ -161,7 +148,7 @@ def rate_of_corrections(correct: Formulas, state: Numbers, k: Numbers, v: Number
 
 
 @altered(
-    name="correction of the delta rule added",
+    "correction of the delta rule added",
     replaces="update",
     breaks=("linear.full-rate-stores-value", "operation.oracle"),
     source="a sign",
@@ -172,7 +159,7 @@ def added_correction(correct: Formulas, state: Numbers, k: Numbers, v: Numbers, 
 
 
 @altered(
-    name="delta rule without a correction",
+    "delta rule without a correction",
     replaces="update",
     breaks=("linear.full-rate-stores-value", "operation.oracle"),
     source="a gate of values that is called β too",
@@ -183,7 +170,7 @@ def without_correction(correct: Formulas, state: Numbers, k: Numbers, v: Numbers
 
 
 @altered(
-    name="keys normalized inside linear attention",
+    "keys normalized inside linear attention",
     replaces="written",
     breaks=("linear.linear-rule-is-causal-attention", "operation.oracle"),
     source="use_qk_l2norm_in_kernel of fla left on",
@@ -195,7 +182,7 @@ def normalized_keys(correct: Formulas, state: Numbers, k: Numbers, row: Numbers)
 
 
 @altered(
-    name="scale of linear attention ignored",
+    "scale of linear attention ignored",
     replaces="linear_attention",
     breaks=("operation.options-have-effect", "operation.oracle"),
     source="fla-org/flash-linear-attention#47",
@@ -208,7 +195,7 @@ def scale_ignored(
 
 
 @altered(
-    name="queries of linear attention not scaled",
+    "queries of linear attention not scaled",
     replaces="scaled_by",
     breaks=("linear.linear-rule-is-causal-attention", "operation.oracle"),
     source="NeuraLegion/shainet#176: the missing query scale of the delta rule",
@@ -247,7 +234,7 @@ def by_chunks(
 
 
 @altered(
-    name="state between chunks in float16",
+    "state between chunks in float16",
     replaces="linear_attention",
     breaks=("linear.parts-equal-whole",),
     profile="full",
@@ -260,7 +247,7 @@ def state_in_half(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
 
 
 @altered(
-    name="state lost between chunks",
+    "state lost between chunks",
     replaces="linear_attention",
     breaks=("linear.parts-equal-whole",),
     source="vllm-project/vllm#28295, syv-ai/qwen38-27b-rtx3090#43: chunks that begin with memory of others",
@@ -271,7 +258,7 @@ def state_lost(correct: Formulas, *arrays: Numbers, **options: Any) -> Any:
 
 
 @altered(
-    name="final state of whole chunks only",
+    "final state of whole chunks only",
     replaces="linear_attention",
     breaks=("linear.parts-equal-whole", "operation.oracle"),
     source="a kernel that stores the state at the end of every 64 steps",
@@ -285,7 +272,7 @@ def final_of_whole_chunks(correct: Formulas, *arrays: Numbers, **options: Any) -
 
 
 @altered(
-    name="decays divided as sums of a chunk",
+    "decays divided as sums of a chunk",
     replaces="linear_attention",
     breaks=("linear.full-decay-forgets",),
     differentiable=False,
@@ -316,7 +303,7 @@ def divided_decays(
 
 
 @altered(
-    name="key heads of linear attention tiled",
+    "key heads of linear attention tiled",
     replaces="repeat_heads",
     breaks=("semantics.head_groups", "operation.oracle"),
     source="microsoft/onnxruntime#29892: heads of queries and keys in the other order",

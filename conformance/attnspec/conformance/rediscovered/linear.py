@@ -13,7 +13,7 @@ from attnspec.conformance.inputs.recurrences import recurrence
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.correct.tape import value_of
-from attnspec.conformance.mutants.linear import by_chunks
+from attnspec.conformance.mutants.linear import by_chunks, transposed
 from attnspec.conformance.mutants.roles import changed
 from attnspec.conformance.rediscovered.layouts import c_strides, read_with
 from attnspec.conformance.rediscovered.registry import rediscovered
@@ -24,11 +24,6 @@ from attnspec.spec.linear import LinearAttention
 def reported(source: str, title: str, framework: str, law: str, **more: Any) -> Callable[..., Any]:
     """Register a defect of linear attention, with the law that convicts it."""
     return rediscovered(source, title, framework=framework, operation=LinearAttention, breaks=(law,), **more)
-
-
-def transposed(state: Numbers) -> Numbers:
-    """The memory of a state (d, d_v), read as (d_v, d)."""
-    return np.swapaxes(state, -1, -2).reshape(*state.shape)
 
 
 @reported(

@@ -29,8 +29,7 @@ class LinearAttention(Kernels):
         outputs = []
         for i in range(key.shape[-2]):
             k, v, g, b = (None if x is None else x[..., i : i + 1, :] for x in (key, value, decay, rates))
-            before = self.decayed(state, g)
-            state = self.written(before, k, self.update(before, k, v, b))
+            before, state = self.advanced(state, k, v, g, b)
             outputs.append(self.read(query[..., i : i + 1, :], self.repeat_heads(state, group), before))
         empty = np.zeros((*state.shape[:-3], query.shape[-3], 0, value.shape[-1]), query.dtype)
         output = np.concatenate(outputs, axis=-2) if outputs else empty
@@ -43,6 +42,13 @@ class LinearAttention(Kernels):
         arrays = [x for x in (query, key, value, state, decay, rates) if x is not None]
         batch = np.broadcast_shapes(*(x.shape[:-3] for x in arrays))
         return np.broadcast_to(state, (*batch, *state.shape[-3:]))
+
+    def advanced(
+        self, state: Numbers, k: Numbers, v: Numbers, decay: Numbers, rate: Numbers
+    ) -> tuple[Numbers, Numbers]:
+        """The decayed state, and the state after the step."""
+        before = self.decayed(state, decay)
+        return before, self.written(before, k, self.update(before, k, v, rate))
 
     def decayed(self, state: Numbers, decay: Numbers) -> Numbers:
         """The state (…, d, d_v) times e^g, g (…, 1, d or 1)."""
