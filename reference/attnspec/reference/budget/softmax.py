@@ -132,7 +132,8 @@ def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) ->
         errors = np.where(attendable, errors, dtype.type(0))
     delta = np.abs(shifted, dtype=dtype, casting="same_kind")
     delta *= 3 * u
-    weightless = np.isinf(delta)  # scores of −∞, whose weights are 0 however the scores err
+    # Scores of −∞ have weight 0 however they err. Those of an infinite query or key, whose errors are NaN, stay open.
+    weightless = np.isinf(delta) & ~np.isnan(errors)
     if weightless.any():
         delta[weightless] = 0
         errors = np.where(weightless, dtype.type(0), errors)
