@@ -15,9 +15,11 @@ FILES: Mapping[str, tuple[str, str]] = {
     "FlashAttention": ("Dao-AILab/flash-attention", "0251105a2fb19d2957484b7f023cd8c115286ced"),
     "FlashInfer": ("flashinfer-ai/flashinfer", "fb28d7242b3506a2348265962041acc1fb56cca4"),
     "Gemma": ("huggingface/transformers", "00c238bd242b4c6ddfb2c17d4573174ec2daaec8"),
+    "gpt-oss": ("huggingface/transformers", "02b8f42b4240dddea1b27c45d2dc95fb2682f841"),
     "haiku": ("google-deepmind/dm-haiku", "f4d858a5cbb29140855d68f81f5fd625e078a5ae"),
     "JAX": ("jax-ml/jax", "cec06d116c05f0d52adfceee3d3b730fdbcb0ce5"),
     "Keras": ("keras-team/keras", "3422977a5e38fb2f7709aaa9a08e47f0c43d0f60"),
+    "Llama 3": ("huggingface/transformers", "0044e3b3facff1a1ad60b235c69d5b45beae75a4"),
     "local-attention": ("lucidrains/local-attention", "af58e53f81e5e1d87a7d50cb193d5c26f3c0e03f"),
     "MLX": ("ml-explore/mlx", "846d176227a0ac13d2667e58d2bb68b322109ab0"),
     "MPT": ("huggingface/transformers", "4352620161a5f53911ddc19dbfa1bd76d92c93be"),
@@ -138,6 +140,11 @@ CELLS: Mapping[str, Cells] = {
         "TransformerEngine": ("halves", "transformer_engine/pytorch/attention/rope.py#L30"),
         "transformers": ("halves", "src/transformers/models/llama/modeling_llama.py"),
         "vLLM": ("halves", "vllm/model_executor/layers/rotary_embedding/__init__.py"),
+    },
+    "rotary_ramp": {
+        "Llama 3": ("rotations", "src/transformers/modeling_rope_utils.py"),
+        "gpt-oss": ("indices", "src/transformers/models/gpt_oss/configuration_gpt_oss.py"),
+        "vLLM": ("whole-indices", "vllm/model_executor/layers/rotary_embedding/common.py"),
     },
     "head_groups": {
         "PyTorch": ("blocks", MEASURED),

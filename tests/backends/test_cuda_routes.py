@@ -136,7 +136,8 @@ def test_every_operation_computes_on_the_gpu(operation: Operation, dtype: torch.
 
 
 @pytest.mark.parametrize(
-    "name", ["causal_mask", "sliding_window_mask", "alibi_slopes", "sinusoidal_positional_encoding"]
+    "name",
+    ["causal_mask", "sliding_window_mask", "alibi_slopes", "rotary_frequencies", "sinusoidal_positional_encoding"],
 )
 def test_operations_without_arrays_compute_on_the_default_device(name: str, gpu: Device) -> None:
     operation = OPERATIONS[name]
@@ -167,6 +168,8 @@ def test_positions_need_no_float64_on_the_device(gpu: Device, monkeypatch: pytes
         result = backend.rotary_embedding(*moved(*inputs))
         assert isinstance(result, PretendedTensor)
         assert_within_budgets(result, "rotary_embedding", *inputs)
+    axial = x, torch.arange(10).reshape(5, 2), torch.rand(2, 3)
+    assert_within_budgets(backend.axial_rotary_embedding(*moved(*axial)), "axial_rotary_embedding", *axial)
     with backend.default_device("cuda"):
         assert isinstance(backend.sinusoidal_positional_encoding(5, 6), PretendedTensor)
 

@@ -124,6 +124,11 @@ def test_other_operations_refuse_numbers_out_of_their_domain() -> None:
     for theta in (0.0, -1.0, nan, inf):
         with pytest.raises(ValueError, match=f"^rotary_embedding: theta: expected a positive, finite .* got {theta}$"):
             backend.rotary_embedding(QUERY, theta=theta)
+    for name in ("theta", "factor", "length", "low", "high"):
+        with pytest.raises(ValueError, match=f"^rotary_frequencies: {name}: expected a positive, finite .* got 0.0$"):
+            backend.rotary_frequencies(4, **{name: 0.0})
+    with pytest.raises(ValueError, match=r"^rotary_frequencies: low: expected less than high = 4.0; got 4.0$"):
+        backend.rotary_frequencies(4, low=4.0)
     for rate in (1.0, -0.1, nan):
         with pytest.raises(ValueError, match=re.escape(f"dropout: rate: expected a number in [0, 1); got {rate}")):
             backend.dropout(QUERY, rate=rate)

@@ -250,6 +250,16 @@ CONVENTIONS = [
         "pairs of halves, undeclared",  # returned interleaved
     ),
     Convention(
+        {"rotary_ramp": "indices"}, "rotary_frequencies",
+        "ramp of rotary frequencies by indices, declared",
+        "ramp by rotations, declared by indices",
+    ),
+    Convention(
+        {"rotary_ramp": "whole-indices"}, "rotary_frequencies",
+        "ramp of rotary frequencies by whole indices, declared",
+        "ends of the ramp not rounded, declared whole",
+    ),
+    Convention(
         {"head_groups": "interleaved"}, GROUPS,
         "query heads interleaved, declared",
         "query heads in blocks, declared interleaved",

@@ -650,17 +650,41 @@ def merged(a: dict[str, Any]) -> list[Any]:
     return [[dot(powers, column) / total for column in columns], log_sum_exp(total)]
 
 
-def turned(a: dict[str, Any]) -> list[list[Any]]:
-    turned_rows = []
-    for t, row in zip(a["positions"], a["x"], strict=True):
-        half, new = len(row) // 2, list(row)
-        for i in range(half):
-            first, second = (i, i + half) if choice("rotary_pairs") == "halves" else (2 * i, 2 * i + 1)
-            angle = t * mp.power(10_000, -mp.mpf(2 * i) / len(row))
-            new[first] = row[first] * mp.cos(angle) - row[second] * mp.sin(angle)
-            new[second] = row[first] * mp.sin(angle) + row[second] * mp.cos(angle)
-        turned_rows.append(new)
-    return turned_rows
+def turned(row: Row, angles: Row) -> list[Any]:
+    half, new = len(angles), list(row)
+    for i, angle in enumerate(angles):
+        first, second = (i, i + half) if choice("rotary_pairs") == "halves" else (2 * i, 2 * i + 1)
+        new[first] = row[first] * mp.cos(angle) - row[second] * mp.sin(angle)
+        new[second] = row[first] * mp.sin(angle) + row[second] * mp.cos(angle)
+    return new
+
+
+def turned_by_position(a: dict[str, Any]) -> list[list[Any]]:
+    rows = zip(a["positions"], a["x"], strict=True)
+    return [
+        turned(row, [t * mp.power(10_000, -mp.mpf(2 * i) / len(row)) for i in range(len(row) // 2)]) for t, row in rows
+    ]
+
+
+def turned_along_axes(a: dict[str, Any]) -> list[list[Any]]:
+    columns = list(zip(*a["frequencies"], strict=True))
+    return [turned(row, [dot(t, column) for column in columns]) for t, row in zip(a["positions"], a["x"], strict=True)]
+
+
+def rotary_frequencies(pairs: int) -> list[Any]:
+    theta, factor, length, low, high = 500_000, 8, 8192, 1, 4
+    unscaled = [mp.power(theta, -mp.mpf(i) / pairs) for i in range(pairs)]
+    start, end = (pairs * mp.log(length / (2 * mp.pi * turns)) / mp.log(theta) for turns in (high, low))
+    if choice("rotary_ramp") == "whole-indices":
+        start, end = mp.floor(start), mp.ceil(end)
+    frequencies = []
+    for i, frequency in enumerate(unscaled):
+        rotations = length * frequency / (2 * mp.pi)
+        by_rotations = choice("rotary_ramp") == "rotations"
+        ramp = (rotations - low) / (high - low) if by_rotations else (end - i) / (end - max(start, 0))
+        share = min(max(ramp, 0), 1)
+        frequencies.append(share * frequency + (1 - share) * frequency / factor)
+    return frequencies
 
 
 def slopes(heads: int) -> list[Any]:
@@ -843,7 +867,9 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "paged_attention": in_pages,
     "latent_attention": latent,
     "merge_attention": merged,
-    "rotary_embedding": turned,
+    "rotary_embedding": turned_by_position,
+    "axial_rotary_embedding": turned_along_axes,
+    "rotary_frequencies": lambda a: rotary_frequencies(a["pairs"]),
     "alibi_slopes": lambda a: slopes(a["heads"]),
     "sliding_window_mask": lambda a: [
         [in_window(beyond(i, j, a["n"], a["m"]), a) for j in range(a["m"])] for i in range(a["n"])

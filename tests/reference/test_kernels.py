@@ -7,6 +7,7 @@ import pytest
 
 from attnspec.reference import (
     alibi_slopes,
+    axial_rotary_embedding,
     choosing,
     document_mask,
     dropout,
@@ -14,6 +15,7 @@ from attnspec.reference import (
     merge_attention,
     paged_attention,
     rotary_embedding,
+    rotary_frequencies,
     scaled_dot_product_attention,
     sliding_window_mask,
     variable_length_attention,
@@ -143,6 +145,22 @@ def test_rotations_worked_by_hand() -> None:
 def test_an_odd_number_of_features_cannot_be_turned() -> None:
     with pytest.raises(ShapeError, match=r"^rotary_embedding: x: expected"):
         rotary_embedding(np.zeros((2, 3)))
+
+
+def test_rotations_along_two_axes_worked_by_hand() -> None:
+    """The first pair turns by 1·π/6, the second by 2·π/4; the last feature is not rotated."""
+    x, positions = np.array([[1.0, 0.0, 0.0, 1.0, 7.0]]), np.array([[1, 2]])
+    frequencies = np.array([[np.pi / 6, 0.0], [0.0, np.pi / 4]])
+    expected = np.array([[np.sqrt(3) / 2, 0.5, -1.0, 0.0, 7.0]])
+    results = [axial_rotary_embedding(x, positions, frequencies), expected]
+    assert_within_budgets(results, "axial_rotary_embedding", x, positions, frequencies)
+
+
+def test_frequencies_of_llama_worked_by_hand() -> None:
+    """The unscaled frequencies are 1, 1/8 and 1/64, which make 64, 8 and 1 rotations."""
+    options = {"theta": 512.0, "factor": 4.0, "length": 128 * np.pi, "low": 2.0, "high": 14.0}
+    expected = np.array([1.0, (0.5 + 0.5 / 4) / 8, 1 / 256])
+    assert_within_budgets([rotary_frequencies(3, **options), expected], "rotary_frequencies", 3, **options)
 
 
 @pytest.mark.parametrize(("heads", "exponents"), [(1, [8]), (4, [2, 4, 6, 8]), (3, [4, 8, 2]), (6, [2, 4, 6, 8, 1, 3])])

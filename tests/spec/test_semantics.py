@@ -89,6 +89,11 @@ def test_the_factor_concerns_rms_norms() -> None:
     assert concerned("rms_weight") == {"rms_norm", "add_rms_norm"}
 
 
+def test_the_ramp_concerns_rotary_frequencies() -> None:
+    assert concerned("rotary_ramp") == {"rotary_frequencies"}
+    assert concerned("rotary_pairs") == {"rotary_embedding", "axial_rotary_embedding"}
+
+
 @pytest.mark.parametrize("name", ["repeatability", "gru"])
 def test_records_depend_on_questions_that_formulas_ask(name: str) -> None:
     with pytest.raises(ValueError, match=rf"^depends_on: expected one of .*gru_reset, .*rotary_pairs.*; got '{name}'$"):

@@ -5,6 +5,7 @@ None for backends that lack them.
 """
 
 from itertools import pairwise
+from math import ceil, floor, log, pi
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -18,6 +19,7 @@ from attnspec.reference.normalization import log_sum_exp, softmax
 from attnspec.reference.pooling import pooled
 from attnspec.spec.kernels import (
     AlibiSlopes,
+    AxialRotaryEmbedding,
     DocumentMask,
     Dropout,
     GroupedQueryAttention,
@@ -25,12 +27,14 @@ from attnspec.spec.kernels import (
     MergeAttention,
     PagedAttention,
     RotaryEmbedding,
+    RotaryFrequencies,
     SlidingWindowMask,
     VariableLengthAttention,
 )
 
 __all__ = [
     "alibi_slopes",
+    "axial_rotary_embedding",
     "document_mask",
     "dropout",
     "grouped_query_attention",
@@ -38,6 +42,7 @@ __all__ = [
     "merge_attention",
     "paged_attention",
     "rotary_embedding",
+    "rotary_frequencies",
     "sliding_window_mask",
     "variable_length_attention",
 ]
@@ -264,7 +269,12 @@ def rotary_embedding(
     *_, n, d = x.shape
     i = np.asarray(np.arange(d // 2), dtype=x.dtype, like=x)
     t = np.asarray(np.arange(n) if positions is None else positions, dtype=x.dtype, like=x)
-    angle = t[..., None] * np.exp(-2 * i * np.log(x.dtype.type(theta)) / d)
+    return rotated_pairs(x, t[..., None] * np.exp(-2 * i * np.log(x.dtype.type(theta)) / d))
+
+
+def rotated_pairs(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
+    """Rotate each pair (a, b) of features by its angle φ: (a cos φ − b sin φ, a sin φ + b cos φ)."""
+    d = x.shape[-1]
     cosine, sine = np.cos(angle), np.sin(angle)
     if choice("rotary_pairs") == "halves":
         first, second = x[..., : d // 2], x[..., d // 2 :]
@@ -273,6 +283,46 @@ def rotary_embedding(
     first, second = x[..., 0::2], x[..., 1::2]
     pairs = np.stack([first * cosine - second * sine, first * sine + second * cosine], axis=-1)
     return np.reshape(pairs, (*pairs.shape[:-2], d))
+
+
+@defines(AxialRotaryEmbedding[np.ndarray])
+def axial_rotary_embedding(
+    x: Float[np.ndarray, "*#batch n d"],
+    positions: Int[np.ndarray, "*#batch n axes"],
+    frequencies: Float[np.ndarray, "axes pairs"],
+) -> Float[np.ndarray, "*batch n d"]:
+    """Rotate the first pairs of features by the angles φ_i = Σ_a t_a ω_{ai}; the rest is unchanged."""
+    width = 2 * frequencies.shape[-1]
+    t = np.asarray(positions, dtype=x.dtype, like=x)
+    rotated = rotated_pairs(x[..., :width], (t[..., None] * frequencies).sum(-2))
+    rest = np.broadcast_to(x[..., width:], (*rotated.shape[:-1], x.shape[-1] - width))
+    joined: np.ndarray = np.concatenate([rotated, rest], axis=-1)
+    return joined
+
+
+@defines(RotaryFrequencies[np.ndarray])
+def rotary_frequencies(
+    pairs: int,
+    *,
+    theta: float = 500_000.0,
+    factor: float = 8.0,
+    length: float = 8192.0,
+    low: float = 1.0,
+    high: float = 4.0,
+) -> Float[np.ndarray, "{pairs}"]:
+    """ω_i = γ_i θ_i + (1 − γ_i) θ_i/s with θ_i = Θ^(−i/p), γ_i = min(1, max(0, (Lθ_i/2π − α)/(β − α)))."""
+    i = counted(pairs)
+    unscaled = np.exp(-i * np.log(i.dtype.type(theta)) / pairs)
+    if choice("rotary_ramp") == "rotations":
+        ramp = (unscaled * (length / (2 * pi)) - low) / (high - low)
+    else:
+        start, end = (pairs * log(length / (2 * pi * rotations)) / log(theta) for rotations in (high, low))
+        if choice("rotary_ramp") == "whole-indices":
+            start, end = floor(start), ceil(end)
+        ramp = (end - i) / (end - max(start, 0))
+    share = 1 - np.maximum(0, 1 - np.maximum(0, ramp))
+    frequencies: np.ndarray = share * unscaled + (1 - share) * (unscaled / factor)
+    return frequencies
 
 
 @defines(AlibiSlopes[np.ndarray])

@@ -19,15 +19,18 @@ from attnspec.spec.contract.sources import (
     KWON,
     ONNX,
     OPENAI,
+    PENG,
     PRESS,
     SRIVASTAVA,
     SU,
     VASWANI,
+    WANG_QWEN,
     XIAO,
 )
 
 __all__ = [
     "AlibiSlopes",
+    "AxialRotaryEmbedding",
     "DocumentMask",
     "Dropout",
     "GroupedQueryAttention",
@@ -37,6 +40,7 @@ __all__ = [
     "MergeAttention",
     "PagedAttention",
     "RotaryEmbedding",
+    "RotaryFrequencies",
     "SlidingWindowMask",
     "VariableLengthAttention",
 ]
@@ -311,6 +315,72 @@ class RotaryEmbedding(Protocol[Array]):
     ) -> Annotated[Float[Array, "*batch n d"], sizes(d="2*pairs")]: ...
 
 
+@depends_on("rotary_pairs")
+@operation(
+    "axial_rotary_embedding",
+    chapter="kernels",
+    formula=r"y_{2i} = x_{2i} \cos \varphi_i - x_{2i+1} \sin \varphi_i,\quad"
+    r" y_{2i+1} = x_{2i} \sin \varphi_i + x_{2i+1} \cos \varphi_i,\quad \varphi_i = \sum_a t_a \omega_{ai}",
+    sources=[
+        SU.passage("3.2.2 General form"),
+        WANG_QWEN.passage("2.1 Multimodal rotary position embedding (M-RoPE)"),
+    ],
+    axes={"n": Axis.TIME, "pairs": Axis.FEATURE, "rest": Axis.SPARE, "axes": Axis.WIDTH},
+    linear="x",
+    generated_below={"positions": 140_000},
+)
+class AxialRotaryEmbedding(Protocol[Array]):
+    """Rotary embedding with given frequencies and positions along several axes, such as time, height and width.
+
+    Where: t is the position along each axis, and ω are `frequencies`, in radians per position. Where a pair belongs to
+    one axis, as in M-RoPE, its frequencies along the others are 0; where a pair is not rotated, all are. Only the first
+    2·`pairs` features are rotated, in the pairs that `rotary_embedding` would form of them; the rest is unchanged
+    (partial rotary embedding). Frequencies may be scaled, as `rotary_frequencies` does. The result is in units of x.
+    Edges: At position 0 x is unchanged.
+    """
+
+    def __call__(
+        self,
+        x: Annotated[Float[Array, "*#batch n d"], sizes(d="2*pairs+rest")],
+        positions: Int[Array, "*#batch n axes"],
+        frequencies: Float[Array, "axes pairs"],
+    ) -> Annotated[Float[Array, "*batch n d"], sizes(d="2*pairs+rest")]: ...
+
+
+@depends_on("rotary_ramp")
+@operation(
+    "rotary_frequencies",
+    chapter="kernels",
+    formula=r"\omega_i = \gamma_i \theta_i + (1 - \gamma_i) \theta_i / s,\quad \theta_i = \Theta^{-i/p},\quad"
+    r" \gamma_i = \min(1, \max(0, (r_i - \alpha) / (\beta - \alpha))),\quad r_i = L \theta_i / 2 \pi",
+    sources=[PENG.passage("3.2 Loss of relative local information: the NTK-by-parts interpolation")],
+    axes={"pairs": Axis.WIDTH},
+    features="theta factor length low high",
+    trial_values={"theta": (10_000.0,), "factor": (2.0,), "length": (256.0,), "low": (2.0, 0.5), "high": (32.0,)},
+)
+class RotaryFrequencies(Protocol[Array_co]):
+    """Frequencies of a rotary embedding, interpolated for longer sequences as in Llama 3 and YaRN.
+
+    Where: p is `pairs`, Θ `theta`, s `factor`, L `length`, the longest sequence before, α `low` and β `high`. A pair
+    that makes β rotations or more within L positions keeps its frequency, one with at most α has it divided by s, and
+    between them the share of both changes linearly (semantics `rotary_ramp`). Defaults are those of Llama 3.1; YaRN has
+    β = 32. Frequencies are in radians per position.
+    Domain: Θ > 1, s > 0, 0 < α < β and L > 2πα.
+    Edges: With s = 1 frequencies are those of `rotary_embedding`.
+    """
+
+    def __call__(
+        self,
+        pairs: int,
+        *,
+        theta: float = 500_000.0,
+        factor: float = 8.0,
+        length: float = 8192.0,
+        low: float = 1.0,
+        high: float = 4.0,
+    ) -> Float[Array_co, "{pairs}"]: ...
+
+
 @operation(
     "alibi_slopes",
     chapter="kernels",
@@ -406,6 +476,8 @@ class KernelsOperations(Generic[Array]):
     latent_attention: LatentAttention[Array]
     merge_attention: MergeAttention[Array]
     rotary_embedding: RotaryEmbedding[Array]
+    axial_rotary_embedding: AxialRotaryEmbedding[Array]
+    rotary_frequencies: RotaryFrequencies[Array]
     alibi_slopes: AlibiSlopes[Array]
     sliding_window_mask: SlidingWindowMask[Array]
     document_mask: DocumentMask[Array]
@@ -421,6 +493,8 @@ class KernelsTable(TypedDict, Generic[Array], total=False):
     latent_attention: LatentAttention[Array]
     merge_attention: MergeAttention[Array]
     rotary_embedding: RotaryEmbedding[Array]
+    axial_rotary_embedding: AxialRotaryEmbedding[Array]
+    rotary_frequencies: RotaryFrequencies[Array]
     alibi_slopes: AlibiSlopes[Array]
     sliding_window_mask: SlidingWindowMask[Array]
     document_mask: DocumentMask[Array]

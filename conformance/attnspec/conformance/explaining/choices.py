@@ -42,6 +42,9 @@ VISIBLE_EFFECTS = {
     ("alibi_distances", "signed"): "Linear biases penalise i − j, negative for later keys",
     ("rotary_pairs", "interleaved"): "Features 2i and 2i + 1 are turned together",
     ("rotary_pairs", "halves"): "Features i and i + d/2 are turned together",
+    ("rotary_ramp", "rotations"): "The share of the unscaled frequency grows with the rotations of a pair",
+    ("rotary_ramp", "indices"): "The share of the unscaled frequency falls with the index of a pair",
+    ("rotary_ramp", "whole-indices"): "The share of the unscaled frequency falls between two whole indices of pairs",
 }
 """Sentences on the choices that a diagnosis may name; others change no finite numbers, or raise errors."""
 

@@ -23,6 +23,10 @@ GREAT_CAP = 2.0**10
 """A cap far above every score of a sample."""
 
 
+GEOMETRIC_BASE = 10_000.0
+"""Base of rotary frequencies, usual in models."""
+
+
 def demand_equal(subject: Subject, first: Arguments, second: Arguments, prefix: str) -> None:
     """Demand equal results of two calls, within the sum of their budgets."""
 
@@ -243,18 +247,24 @@ def _positions(subject: Subject) -> str:
     return next(iter(subject.operation.generated_below))
 
 
+def _shape_of_positions(subject: Subject, arguments: Arguments) -> tuple[int, ...]:
+    """The shape of the positions of one sequence."""
+    (leaf,) = (leaf for leaf in subject.operation.leaves if leaf.path == _positions(subject))
+    return tuple(map(arguments.size, leaf.sizes))
+
+
 @checks(law.ROTARY_RELATIVE_POSITION)
 def rotary_relative_position(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Check squared lengths of rows, rows at position 0, and shifted positions."""
-    ((_, rows),) = arguments.floats
-    x, got, budget = wide(rows), wide(subject.call(arguments)), subject.budget(arguments)
+    (path,) = subject.operation.linear
+    x, got, budget = wide(arguments.array(path)), wide(subject.call(arguments)), subject.budget(arguments)
     if not got.size:
         return False
     slack = (2 * np.abs(got) * budget + budget**2).sum(-1)
     expected = (np.broadcast_to(x, got.shape) ** 2).sum(-1)
     subject.demand_match((got**2).sum(-1), expected, slack, arguments, "the squared length of row")
     if subject.limits.has(_positions(subject)):
-        at_zero = arguments.replaced({_positions(subject): np.zeros(x.shape[-2], np.int64)})
+        at_zero = arguments.replaced({_positions(subject): np.zeros(_shape_of_positions(subject, arguments), np.int64)})
         subject.demand_match(subject.call(at_zero), x, subject.budget(at_zero), at_zero, "at position 0, the result")
         _shift_positions(subject, arguments, rng)
     return True
@@ -262,8 +272,7 @@ def rotary_relative_position(subject: Subject, arguments: Arguments, rng: np.ran
 
 def _shift_positions(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> None:
     """Demand that adding one number to all positions keeps inner products of rows."""
-    ((_, rows),) = arguments.floats
-    first, shift = rng.integers(0, 50, rows.shape[-2]), int(rng.integers(1, 50))
+    first, shift = rng.integers(0, 50, _shape_of_positions(subject, arguments)), int(rng.integers(1, 50))
     products: list[Numbers] = []
     slack: Numbers = np.zeros(())
     for positions in (first, first + shift):
@@ -273,6 +282,54 @@ def _shift_positions(subject: Subject, arguments: Arguments, rng: np.random.Gene
         half = np.abs(got) @ np.swapaxes(budget, -1, -2)
         slack = slack + half + np.swapaxes(half, -1, -2) + budget @ np.swapaxes(budget, -1, -2)
     subject.demand_match(products[1], products[0], slack, moved_rows, f"{shift} positions later, the inner product")
+
+
+@checks(law.ROTARY_AXES)
+def rotary_axes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Rotate by the first axis, then by the others; compare the features beyond the pairs bit for bit."""
+    (path,) = subject.operation.linear
+    ((leaf, frequencies),) = ((leaf, x) for leaf, x in arguments.floats if leaf.path != path)
+    x, got, budget = arguments.array(path), subject.call(arguments), subject.budget(arguments)
+    width = 2 * frequencies.shape[-1]
+    rest, expected = got[..., width:], np.broadcast_to(x[..., width:], (*got.shape[:-1], x.shape[-1] - width))
+    title = "beyond the pairs, the result"
+    subject.demand_equal(rest, expected, lambda: budget[..., width:], arguments, title)
+    axis = np.arange(len(frequencies)) == 0
+    by_first = arguments.replaced({leaf.path: np.where(axis[:, None], frequencies, frequencies.dtype.type(0))})
+    once = subject.call(by_first)
+    others = np.where(axis[:, None], frequencies.dtype.type(0), frequencies)
+    by_others = by_first.replaced({path: once, leaf.path: others})
+    # A rotation keeps lengths: an error of a pair may move to its other feature.
+    of_first = subject.budget(by_first)
+    slack = budget + subject.budget(by_others) + 2 * of_first.max(-1, keepdims=True, initial=0.0)
+    title = "by one axis after another, the result"
+    subject.demand_match(subject.call(by_others), wide(got), slack, by_others, title)
+    return bool(got.size)
+
+
+@checks(law.ROTARY_INTERPOLATION, once=True)
+def rotary_interpolation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Compare up to 64 frequencies with the unscaled ones, for two factors and two lengths."""
+    (count,) = subject.operation.numbers
+    theta, factor, length, *_ = (o.path for o in subject.operation.options if o.kind is Kind.NUMBER)
+    if not (subject.limits.has(theta) and subject.limits.has(factor) and subject.limits.has(length)):
+        return False
+    for pairs in (1, 2, 16, 64):
+        plain = Arguments(subject.operation, {count.path: pairs, theta: GEOMETRIC_BASE, factor: 1.0})
+        unscaled, error = wide(subject.call(plain)), subject.budget(plain)
+        geometric = GEOMETRIC_BASE ** (-np.arange(pairs) / pairs)
+        subject.demand_match(unscaled, geometric, error + 2.0**-50 * geometric, plain, "with a factor of 1, the result")
+        for divisor, positions in ((8.0, 8192.0), (3.0, 256.0)):
+            scaled = plain.replaced({factor: divisor, length: positions})
+            got, slack = wide(subject.call(scaled)), subject.budget(scaled) + error
+            within = (got <= unscaled + slack) & (got >= unscaled / divisor - slack)
+            message = f"a frequency is not between the unscaled one and 1/{divisor:g} of it"
+            subject.demand(bool(within.all()), message, scaled, expected=unscaled, got=got)
+            ratio, doubt = got / geometric, slack / geometric + 2.0**-50
+            falls = ratio[1:] <= ratio[:-1] + doubt[1:] + doubt[:-1]
+            message = "the ratio of a frequency and the unscaled one rises from one pair to the next"
+            subject.demand(bool(falls.all()), message, scaled, expected=unscaled, got=got)
+    return True
 
 
 @checks(law.GEOMETRIC_ALIBI_SLOPES, once=True)

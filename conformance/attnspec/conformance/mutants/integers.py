@@ -16,6 +16,7 @@ from attnspec.conformance.mutants.roles import Arguments, changed
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import bind
 from attnspec.spec.kernels import (
+    AxialRotaryEmbedding,
     DocumentMask,
     GroupedQueryAttention,
     PagedAttention,
@@ -99,6 +100,18 @@ def positions_in_15_bits(correct: Formulas, positions: Numbers, d: int, theta: f
 def table_of_4096(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
     """Positions from 4,096 on get the angles of position 4,095."""
     return Formulas.angles(correct, np.minimum(positions, 4095.0), d, theta)
+
+
+@mutant(
+    "axial positions in bfloat16",
+    replaces="axial_angles",
+    operations=(AxialRotaryEmbedding,),
+    breaks=("operation.oracle",),
+    source="positions cast to the dtype of the frequencies",
+)
+def axial_positions_in_bfloat16(correct: Formulas, positions: Numbers, frequencies: Numbers) -> Numbers:
+    """Positions are rounded to bfloat16, which holds all integers up to 256 only."""
+    return Formulas.axial_angles(correct, rounded(positions.astype(np.float64), "bfloat16"), frequencies)
 
 
 # Windows and documents ------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.spec.kernels import (
     AlibiSlopes,
+    AxialRotaryEmbedding,
     DocumentMask,
     Dropout,
     GroupedQueryAttention,
@@ -21,6 +22,7 @@ from attnspec.spec.kernels import (
     MergeAttention,
     PagedAttention,
     RotaryEmbedding,
+    RotaryFrequencies,
     SlidingWindowMask,
     VariableLengthAttention,
 )
@@ -547,7 +549,7 @@ def repeated_angles(correct: Formulas, positions: Numbers, d: int, theta: float)
 @mutant(
     "pairs of halves, undeclared",
     replaces="split_pairs",
-    operations=(RotaryEmbedding,),
+    operations=(RotaryEmbedding, AxialRotaryEmbedding),
     breaks=("semantics.rotary_pairs", "operation.oracle"),
     source="huggingface/candle#3410: weights of one convention under the other",
 )
@@ -560,7 +562,7 @@ def half_pairs(correct: Formulas, x: Numbers) -> tuple[Numbers, Numbers]:
 @mutant(
     "reflection in place of a rotation",
     replaces="rotate",
-    operations=(RotaryEmbedding,),
+    operations=(RotaryEmbedding, AxialRotaryEmbedding),
     breaks=("kernels.rotary-relative-position", "operation.oracle"),
     source="a lost sign",
 )
@@ -581,6 +583,158 @@ def reflected_pairs(
 def squared_positions(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
     """Angles are those of t²/16 in place of the position t."""
     return Formulas.angles(correct, positions**2 / 16, d, theta)
+
+
+@mutant(
+    "all axes at the positions of the first",
+    replaces="axial_angles",
+    operations=(AxialRotaryEmbedding,),
+    breaks=("operation.oracle",),
+    source="sgl-project/sglang#34446: a fused kernel that loads one position per token",
+)
+def first_axis_only(correct: Formulas, positions: Numbers, frequencies: Numbers) -> Numbers:
+    """Every axis has the positions of the first one."""
+    return Formulas.axial_angles(correct, np.broadcast_to(positions[..., :1], positions.shape), frequencies)
+
+
+@mutant(
+    "axes in reverse order",
+    replaces="axial_angles",
+    operations=(AxialRotaryEmbedding,),
+    breaks=("operation.oracle",),
+    source="height and width exchanged",
+)
+def exchanged_axes(correct: Formulas, positions: Numbers, frequencies: Numbers) -> Numbers:
+    """Frequencies of the first axis are used for the last, and so on."""
+    return Formulas.axial_angles(correct, positions, frequencies[::-1])
+
+
+@mutant(
+    "root of the sum of squared angles",
+    replaces="axial_angles",
+    operations=(AxialRotaryEmbedding,),
+    breaks=("kernels.rotary-axes", "kernels.rotary-relative-position", "operation.oracle"),
+    source="a distance in the plane, √(x² + y²), for two positions",
+)
+def angles_by_distance(correct: Formulas, positions: Numbers, frequencies: Numbers) -> Numbers:
+    """The angle is the root of the sum of squares over axes, not the sum."""
+    terms = positions.astype(np.float64)[..., None] * frequencies.astype(np.float64)
+    return np.sqrt(np.sum(terms**2, axis=-2))
+
+
+@mutant(
+    "features beyond the pairs set to 0",
+    replaces="axial_rotary_embedding",
+    operations=(AxialRotaryEmbedding,),
+    breaks=("kernels.rotary-axes", "kernels.rotary-relative-position", "operation.oracle"),
+    source="a buffer of which a kernel for whole heads writes the rotated part only",
+)
+def rest_lost(correct: Formulas, x: Numbers, positions: Numbers, frequencies: Numbers) -> Numbers:
+    """Features that are not rotated become 0."""
+    rotated = np.arange(x.shape[-1]) < 2 * frequencies.shape[-1]
+    return Formulas.axial_rotary_embedding(correct, x * rotated.astype(x.dtype), positions, frequencies)
+
+
+@mutant(
+    "last features rotated, not the first",
+    replaces="axial_rotary_embedding",
+    operations=(AxialRotaryEmbedding,),
+    breaks=("kernels.rotary-axes", "operation.oracle"),
+    source="heads whose part with positions comes last, as in latent attention",
+)
+def last_features_rotated(correct: Formulas, x: Numbers, positions: Numbers, frequencies: Numbers) -> Numbers:
+    """The rest comes first: the last features are rotated."""
+    rest = x.shape[-1] - 2 * frequencies.shape[-1]
+    rolled = np.concatenate([x[..., rest:], x[..., :rest]], axis=-1)
+    rotated = Formulas.axial_rotary_embedding(correct, rolled, positions, frequencies)
+    width = x.shape[-1] - rest
+    return np.concatenate([rotated[..., width:], rotated[..., :width]], axis=-1)
+
+
+@mutant(
+    "frequencies not scaled",
+    replaces="interpolate",
+    operations=(RotaryFrequencies,),
+    breaks=("operation.oracle", "operation.options-have-effect"),
+    source="lablup/mlxcel#1355, jmaczan/tiny-vllm#1: rope_scaling of a configuration read and not used",
+)
+def unscaled(correct: Formulas, unscaled: Numbers, share: Numbers, factor: float) -> Numbers:
+    """The geometric frequencies are returned."""
+    return unscaled
+
+
+@mutant(
+    "all frequencies divided by the factor",
+    replaces="interpolate",
+    operations=(RotaryFrequencies,),
+    breaks=("operation.oracle", "operation.options-have-effect"),
+    source="linear scaling for a model of Llama 3",
+)
+def divided_frequencies(correct: Formulas, unscaled: Numbers, share: Numbers, factor: float) -> Numbers:
+    """Every frequency is divided by the factor, fast ones too."""
+    return unscaled / factor
+
+
+@mutant(
+    "shares of both frequencies exchanged",
+    replaces="interpolate",
+    operations=(RotaryFrequencies,),
+    breaks=("kernels.rotary-interpolation", "operation.oracle"),
+    source="pytorch/torchtitan#3787: beta_slow and beta_fast exchanged",
+)
+def exchanged_shares(correct: Formulas, unscaled: Numbers, share: Numbers, factor: float) -> Numbers:
+    """Fast frequencies are divided by the factor, slow ones are not."""
+    return Formulas.interpolate(correct, unscaled, 1 - share, factor)
+
+
+@mutant(
+    "frequencies multiplied by the factor",
+    replaces="interpolate",
+    operations=(RotaryFrequencies,),
+    breaks=("kernels.rotary-interpolation", "operation.oracle"),
+    source="wavelengths scaled for frequencies",
+)
+def multiplied_frequencies(correct: Formulas, unscaled: Numbers, share: Numbers, factor: float) -> Numbers:
+    """Slow frequencies are multiplied by the factor."""
+    return Formulas.interpolate(correct, unscaled, share, 1 / factor)
+
+
+@mutant(
+    "wavelengths interpolated, not frequencies",
+    replaces="interpolate",
+    operations=(RotaryFrequencies,),
+    breaks=("operation.oracle",),
+    source="a weighted mean of 1/θ and s/θ",
+)
+def interpolated_wavelengths(correct: Formulas, unscaled: Numbers, share: Numbers, factor: float) -> Numbers:
+    """Between both ends, the inverses of frequencies are interpolated."""
+    return unscaled / (share + (1 - share) * factor)
+
+
+@mutant(
+    "rotations counted without 2π",
+    replaces="ramp",
+    operations=(RotaryFrequencies,),
+    breaks=("operation.oracle",),
+    source="frequencies taken for turns per position",
+)
+def radians_for_rotations(
+    correct: Formulas, unscaled: Numbers, theta: float, length: float, low: float, high: float
+) -> Numbers:
+    """The number of rotations is Lθ, not Lθ/2π."""
+    return Formulas.ramp(correct, unscaled, theta, length * 2 * np.pi, low, high)
+
+
+@mutant(
+    "frequencies of the first of two pairs",
+    replaces="unscaled_frequencies",
+    operations=(RotaryFrequencies,),
+    breaks=("kernels.rotary-interpolation", "operation.oracle"),
+    source="pie-project/pie#603: exponents over the width of the head, not over the rotated width",
+)
+def frequencies_of_wider_heads(correct: Formulas, pairs: int, theta: float) -> Numbers:
+    """Frequencies are Θ^(−i/2p), those of twice as many pairs."""
+    return theta ** (-np.arange(pairs) / (2 * pairs))
 
 
 @mutant(

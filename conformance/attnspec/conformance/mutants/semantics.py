@@ -17,7 +17,12 @@ from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import Arguments, Gradients, mask_of
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention, VariableLengthAttention
+from attnspec.spec.kernels import (
+    GroupedQueryAttention,
+    PagedAttention,
+    RotaryFrequencies,
+    VariableLengthAttention,
+)
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AttentionPooling, AveragePooling, NadarayaWatson
@@ -420,6 +425,54 @@ def factor_plus_one(correct: Formulas, weight: Numbers) -> Numbers:
 def factor_as_given_after_all(correct: Formulas, weight: Numbers) -> Numbers:
     """The weight is the factor, but 1 more is declared."""
     return weight
+
+
+@mutant(
+    "ramp by whole indices",
+    replaces="ramp",
+    operations=(RotaryFrequencies,),
+    breaks=("semantics.rotary_ramp", "operation.oracle"),
+    source="YaRN's code for YaRN's paper",
+)
+def ramp_by_whole_indices(
+    correct: Formulas, unscaled: Numbers, theta: float, length: float, low: float, high: float
+) -> Numbers:
+    """The share falls linearly between two whole indices of pairs."""
+    pairs = len(unscaled)
+    start, end = (pairs * np.log(length / (2 * np.pi * turns)) / np.log(theta) for turns in (high, low))
+    return (np.ceil(end) - np.arange(pairs)) / (np.ceil(end) - max(np.floor(start), 0))
+
+
+@mutant(
+    "ramp by rotations, declared by indices",
+    replaces="ramp",
+    operations=(RotaryFrequencies,),
+    declares={"rotary_ramp": "indices"},
+    breaks=("semantics.rotary_ramp", "operation.oracle"),
+    source="Llama 3's ramp for a model trained with YaRN's",
+)
+def ramp_by_rotations_after_all(
+    correct: Formulas, unscaled: Numbers, theta: float, length: float, low: float, high: float
+) -> Numbers:
+    """The share grows with the rotations, but a ramp by indices is declared."""
+    return (length * unscaled / (2 * np.pi) - low) / (high - low)
+
+
+@mutant(
+    "ends of the ramp not rounded, declared whole",
+    replaces="ramp",
+    operations=(RotaryFrequencies,),
+    declares={"rotary_ramp": "whole-indices"},
+    breaks=("semantics.rotary_ramp", "operation.oracle"),
+    source="vllm-project/vllm#27722, keras-team/keras-hub#2981: `truncate` of one, not of the other",
+)
+def fractional_ends_after_all(
+    correct: Formulas, unscaled: Numbers, theta: float, length: float, low: float, high: float
+) -> Numbers:
+    """The share falls between two fractional indices, but whole ones are declared."""
+    pairs = len(unscaled)
+    start, end = (pairs * np.log(length / (2 * np.pi * turns)) / np.log(theta) for turns in (high, low))
+    return (end - np.arange(pairs)) / (end - max(start, 0))
 
 
 @mutant(

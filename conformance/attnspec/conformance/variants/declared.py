@@ -9,7 +9,14 @@ from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.variants.registry import variant
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention, RotaryEmbedding, VariableLengthAttention
+from attnspec.spec.kernels import (
+    AxialRotaryEmbedding,
+    GroupedQueryAttention,
+    PagedAttention,
+    RotaryEmbedding,
+    RotaryFrequencies,
+    VariableLengthAttention,
+)
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AveragePooling, NadarayaWatson
 from attnspec.spec.positional import SinusoidalPositionalEncoding
@@ -363,7 +370,11 @@ class RMSPlusOne(Formulas):
         return 1 + weight
 
 
-@variant("rotary pairs of halves, declared", operations=(RotaryEmbedding,), declares={"rotary_pairs": "halves"})
+@variant(
+    "rotary pairs of halves, declared",
+    operations=(RotaryEmbedding, AxialRotaryEmbedding),
+    declares={"rotary_pairs": "halves"},
+)
 class Halves(Formulas):
     """Features i and i + d/2 are turned together, as in Llama's weights."""
 
@@ -375,6 +386,36 @@ class Halves(Formulas):
     def join_pairs(self, first: Numbers, second: Numbers) -> Numbers:
         """One half after the other."""
         return np.concatenate([first, second], axis=-1)
+
+
+@variant(
+    "ramp of rotary frequencies by whole indices, declared",
+    operations=(RotaryFrequencies,),
+    declares={"rotary_ramp": "whole-indices"},
+)
+class RampByWholeIndices(Formulas):
+    """The share of unscaled frequencies falls between two whole indices, as in YaRN's code."""
+
+    def ramp(self, unscaled: Numbers, theta: float, length: float, low: float, high: float) -> Numbers:
+        """1 up to the first index, 0 from the last one on."""
+        pairs = len(unscaled)
+        start, end = (pairs * np.log(length / (2 * np.pi * turns)) / np.log(theta) for turns in (high, low))
+        first, last = max(np.floor(start), 0), np.ceil(end)
+        return 1 - (np.arange(pairs) - first) / (last - first)
+
+
+@variant(
+    "ramp of rotary frequencies by indices, declared",
+    operations=(RotaryFrequencies,),
+    declares={"rotary_ramp": "indices"},
+)
+class RampByIndices(Formulas):
+    """The share of unscaled frequencies falls linearly with the logarithm of the rotations, as in gpt-oss."""
+
+    def ramp(self, unscaled: Numbers, theta: float, length: float, low: float, high: float) -> Numbers:
+        """1 where a pair makes ``high`` rotations, or is the first; 0 where it makes ``low``."""
+        most = min(high, length / (2 * np.pi))
+        return np.log(length * unscaled / (2 * np.pi * low)) / np.log(most / low)
 
 
 @variant(

@@ -9,12 +9,14 @@ from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.variants.registry import variant
 from attnspec.conformance.variants.softmaxes import Blocks
 from attnspec.spec.kernels import (
+    AxialRotaryEmbedding,
     Dropout,
     GroupedQueryAttention,
     LatentAttention,
     MergeAttention,
     PagedAttention,
     RotaryEmbedding,
+    RotaryFrequencies,
     VariableLengthAttention,
 )
 
@@ -126,7 +128,7 @@ class OneAfterAnother(Formulas):
 
 @variant(
     "rotary angles in single precision",
-    operations=(RotaryEmbedding,),
+    operations=(RotaryEmbedding, AxialRotaryEmbedding),
     dtypes=("float32", "bfloat16", "float16"),
     differentiable=False,
 )
@@ -138,8 +140,22 @@ class SingleAngles(Formulas):
         exponents = np.arange(0, d, 2, dtype=np.float32) / np.float32(d)
         return positions.astype(np.float32)[..., None] * (np.float32(1) / np.float32(theta) ** exponents)
 
+    def axial_angles(self, positions: Numbers, frequencies: Numbers) -> Numbers:
+        """Angles of several axes in float32."""
+        return positions.astype(np.float32) @ frequencies.astype(np.float32)
 
-@variant("rotary in the complex plane", operations=(RotaryEmbedding,), differentiable=False)
+
+@variant("rotary frequencies by logarithms", operations=(RotaryFrequencies,))
+class ByLogarithms(Formulas):
+    """Frequencies are computed in single precision, as exponentials of logarithms."""
+
+    def unscaled_frequencies(self, pairs: int, theta: float) -> Numbers:
+        """exp(−i log Θ/p), in the dtype of the result."""
+        i = np.arange(pairs, dtype=self.default)
+        return np.exp(-i * self.default(np.log(theta) / pairs))
+
+
+@variant("rotary in the complex plane", operations=(RotaryEmbedding, AxialRotaryEmbedding), differentiable=False)
 class Complex(Formulas):
     """Pairs are rotated as (a + ib)(cos tθ + i sin tθ)."""
 

@@ -33,7 +33,7 @@ class Axis(Flag):
     LAYER = auto()
     """Layers of a stack."""
     SPARE = auto()
-    """Rows of a table that a call does not use."""
+    """Rows of a table, or features, that a call does not use."""
     GRID = auto()
     """Positions along one dimension of an image, a volume or a feature map."""
     LENGTH = auto()

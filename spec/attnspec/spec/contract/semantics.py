@@ -193,6 +193,11 @@ class Semantics:
     rotary_pairs: Literal["interleaved", "halves"] = question(
         "interleaved", "Does a rotary embedding turn features 2i and 2i + 1 together, or i and i + d/2?"
     )
+    rotary_ramp: Literal["rotations", "indices", "whole-indices"] = question(
+        "rotations",
+        "Between unscaled and scaled rotary frequencies, does the share grow with the rotations of a pair, or with its "
+        "index; and are the ends of the ramp then whole indices?",
+    )
     head_groups: Literal["blocks", "interleaved"] = question(
         "blocks", "Do consecutive query heads share a key head (r // group), or is r mod heads_k the key head of r?"
     )

@@ -114,6 +114,7 @@ LUONG = Source("Luong 2015", "Effective approaches to attention-based neural mac
 OPENAI = Source("OpenAI 2025", "gpt-oss-120b & gpt-oss-20b model card (arXiv:2508.10925)")
 OKTAY = Source("Oktay 2018", "Attention U-Net: learning where to look for the pancreas (arXiv:1804.03999)")
 ONNX = Source("ONNX", "Open Neural Network Exchange: operators", url="https://onnx.ai/onnx/operators/")
+PENG = Source("Peng 2024", "YaRN: efficient context window extension of large language models (arXiv:2309.00071)")
 PRESS = Source(
     "Press 2022",
     "Train short, test long: attention with linear biases enables input length extrapolation (arXiv:2108.12409)",
@@ -130,6 +131,10 @@ SRIVASTAVA = Source(
 )
 SU = Source("Su 2021", "RoFormer: enhanced transformer with rotary position embedding (arXiv:2104.09864)")
 VASWANI = Source("Vaswani 2017", "Attention is all you need (arXiv:1706.03762)")
+WANG_QWEN = Source(
+    "Wang 2024",
+    "Qwen2-VL: enhancing vision-language model's perception of the world at any resolution (arXiv:2409.12191)",
+)
 WANG = Source("Wang 2018", "Non-local neural networks (arXiv:1711.07971)")
 YANG_DELTA = Source(
     "Yang 2024b", "Parallelizing linear transformers with the delta rule over sequence length (arXiv:2406.06484)"
@@ -163,12 +168,14 @@ PAPERS = (
     OKTAY,
     ONNX,
     OPENAI,
+    PENG,
     PRESS,
     RADFORD,
     SRIVASTAVA,
     SU,
     VASWANI,
     WANG,
+    WANG_QWEN,
     XIAO,
     XU,
     YANG_DELTA,

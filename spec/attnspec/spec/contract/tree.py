@@ -409,7 +409,7 @@ def dimension_value(factors: tuple[str, ...], sizes: Mapping[str, int]) -> int |
         values = [dimension_value((f,), sizes) for f in factors]
         return None if None in values else prod([x for x in values if x is not None])
     (factor,) = factors
-    if "+" in factor:
+    if "+" in factor or "*" in factor:
         values = [dimension_value(tuple(term.split("*")), sizes) for term in factor.split("+")]
         return None if None in values else sum([x for x in values if x is not None])
     return int(factor) if factor.isdigit() else sizes.get(factor)

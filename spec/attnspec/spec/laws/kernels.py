@@ -12,12 +12,15 @@ from attnspec.spec.contract.sources import (
     KRELL,
     KWON,
     OPENAI,
+    PENG,
     PRESS,
     SRIVASTAVA,
     SU,
+    WANG_QWEN,
 )
 from attnspec.spec.kernels import (
     AlibiSlopes,
+    AxialRotaryEmbedding,
     DocumentMask,
     Dropout,
     GroupedQueryAttention,
@@ -25,6 +28,7 @@ from attnspec.spec.kernels import (
     MergeAttention,
     PagedAttention,
     RotaryEmbedding,
+    RotaryFrequencies,
     SlidingWindowMask,
     VariableLengthAttention,
 )
@@ -109,8 +113,26 @@ ROTARY_RELATIVE_POSITION = law(
     "rows depend only on the distance between their positions.",
     formula=r"\|R_t x\| = \|x\|,\quad R_0 x = x,"
     r"\quad \langle R_s q, R_t k \rangle = \langle R_{s+c} q, R_{t+c} k \rangle",
-    governs=of(RotaryEmbedding),
+    governs=of(RotaryEmbedding, AxialRotaryEmbedding),
     sources=[SU.passage("3.2.2 General form")],
+)
+ROTARY_AXES = law(
+    "kernels.rotary-axes",
+    "Rotating along one axis after another equals rotating along all axes at once. Features beyond the pairs are "
+    "unchanged.",
+    formula=r"R_{t_1 \omega_1} R_{t_2 \omega_2} x = R_{t_1 \omega_1 + t_2 \omega_2} x,"
+    r"\quad i \ge 2p \Rightarrow y_i = x_i",
+    governs=of(AxialRotaryEmbedding),
+    sources=[WANG_QWEN.passage("2.1 Multimodal rotary position embedding (M-RoPE)")],
+)
+ROTARY_INTERPOLATION = law(
+    "kernels.rotary-interpolation",
+    "Every frequency is at most the unscaled one, and at least the unscaled one divided by the factor. The ratio of "
+    "both does not rise from one pair to the next. A factor of 1 changes nothing.",
+    formula=r"\theta_i / s \le \omega_i \le \theta_i,\quad \omega_{i+1} / \theta_{i+1} \le \omega_i / \theta_i,"
+    r"\quad s = 1 \Rightarrow \omega = \theta",
+    governs=of(RotaryFrequencies),
+    sources=[PENG.passage("3.2 Loss of relative local information: the NTK-by-parts interpolation")],
 )
 GEOMETRIC_ALIBI_SLOPES = law(
     "kernels.geometric-alibi-slopes",

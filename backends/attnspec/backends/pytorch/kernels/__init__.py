@@ -4,7 +4,7 @@ A fast kernel computes a call if one supports it (`dot.groups`, `dot.packed`), o
 """
 
 from collections.abc import Iterator
-from math import inf
+from math import inf, pi
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,6 +25,7 @@ from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 from attnspec.spec import (
     AlibiSlopes,
+    AxialRotaryEmbedding,
     DocumentMask,
     Dropout,
     GroupedQueryAttention,
@@ -32,6 +33,7 @@ from attnspec.spec import (
     MergeAttention,
     PagedAttention,
     RotaryEmbedding,
+    RotaryFrequencies,
     SlidingWindowMask,
     VariableLengthAttention,
     implements,
@@ -39,6 +41,7 @@ from attnspec.spec import (
 
 __all__ = [
     "alibi_slopes",
+    "axial_rotary_embedding",
     "document_mask",
     "dropout",
     "grouped_query_attention",
@@ -46,6 +49,7 @@ __all__ = [
     "merge_attention",
     "paged_attention",
     "rotary_embedding",
+    "rotary_frequencies",
     "sliding_window_mask",
     "variable_length_attention",
 ]
@@ -56,6 +60,8 @@ _paged = Check("paged_attention")
 _latent = Check("latent_attention")
 _merge = Check("merge_attention")
 _rotary = Check("rotary_embedding")
+_axial = Check("axial_rotary_embedding")
+_frequencies = Check("rotary_frequencies")
 _slopes = Check("alibi_slopes")
 _window = Check("sliding_window_mask")
 _documents = Check("document_mask")
@@ -293,12 +299,55 @@ def rotary_embedding(
     place = float64_device(x.device)
     t = torch.arange(n, device=place) if positions is None else positions.to(place)
     frequency = theta ** (-torch.arange(0, d, 2, dtype=torch.float64, device=place) / d)
-    angle = t.to(torch.float64).unsqueeze(-1) * frequency
+    return _rotated(x, t.to(torch.float64).unsqueeze(-1) * frequency)
+
+
+@implements(AxialRotaryEmbedding[Tensor])
+@ignores_autocast
+def axial_rotary_embedding(
+    x: Float[Tensor, "*#batch n d"],
+    positions: Int[Tensor, "*#batch n axes"],
+    frequencies: Float[Tensor, "axes pairs"],
+) -> Float[Tensor, "*batch n d"]:
+    """Rotate neighbouring features (2i, 2i + 1) as pairs, by angles computed in float64; copy the rest."""
+    _axial(x, positions, frequencies)
+    width, place = 2 * frequencies.shape[-1], float64_device(x.device)
+    angle = positions.to(place, torch.float64) @ frequencies.to(place, torch.float64)
+    rotated = _rotated(x[..., :width], angle)
+    return torch.cat((rotated, x[..., width:].expand(*rotated.shape[:-1], -1)), -1)
+
+
+def _rotated(x: Tensor, angle: Tensor) -> Tensor:
+    """Rotate the pairs of features of x by their angles."""
     wide = upcast(x)
     cosine, sine = (part.to(x.device, wide.dtype) for part in (angle.cos(), angle.sin()))
     first, second = wide[..., 0::2], wide[..., 1::2]
     rotated = torch.stack((first * cosine - second * sine, first * sine + second * cosine), -1)
     return rotated.flatten(-2).to(x.dtype)
+
+
+@implements(RotaryFrequencies[Tensor])
+def rotary_frequencies(
+    pairs: int,
+    *,
+    theta: float = 500_000.0,
+    factor: float = 8.0,
+    length: float = 8192.0,
+    low: float = 1.0,
+    high: float = 4.0,
+) -> Float[Tensor, "{pairs}"]:
+    """Frequencies, computed in float64, on PyTorch's default device and in its default dtype."""
+    _frequencies(pairs, theta, factor, length, low, high)
+    options = {"theta": theta, "factor": factor, "length": length, "low": low, "high": high}
+    for name, number in options.items():
+        if not 0 < number < inf:
+            raise ValueError(f"rotary_frequencies: {name}: expected a positive, finite number; got {number}")
+    if low >= high:
+        raise ValueError(f"rotary_frequencies: low: expected less than high = {high}; got {low}")
+    unscaled = theta ** (-torch.arange(pairs, dtype=torch.float64, device="cpu") / pairs)
+    share = ((unscaled * (length / (2 * pi)) - low) / (high - low)).clamp(0, 1)
+    frequencies = share * unscaled + (1 - share) * (unscaled / factor)
+    return frequencies.to(torch.get_default_device(), torch.get_default_dtype())
 
 
 @implements(AlibiSlopes[Tensor])

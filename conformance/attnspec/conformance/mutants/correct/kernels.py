@@ -257,9 +257,57 @@ class Kernels(Positional, Attention):
         """Rotate pairs of features by the angle of their position."""
         n, d = x.shape[-2:]
         angle = self.angles(self.positions(n) if positions is None else positions.astype(np.float64), d, theta)
+        return self.rotate_by(x, angle)
+
+    def rotate_by(self, x: Numbers, angle: Numbers) -> Numbers:
+        """Rotate pairs of features by their angles."""
         cosine, sine = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
         first, second = self.split_pairs(x)
         return self.join_pairs(*self.rotate(first, second, cosine, sine))
+
+    def axial_rotary_embedding(self, x: Numbers, positions: Numbers, frequencies: Numbers) -> Numbers:
+        """Rotate the first pairs of features by angles of several axes."""
+        width = 2 * frequencies.shape[-1]
+        rotated = self.rotate_by(x[..., :width], self.axial_angles(positions, frequencies))
+        rest = np.broadcast_to(x[..., width:], (*rotated.shape[:-1], x.shape[-1] - width))
+        return np.concatenate([rotated, rest], axis=-1)
+
+    def axial_angles(self, positions: Numbers, frequencies: Numbers) -> Numbers:
+        """The angle of every position and pair, summed over axes."""
+        return np.sum(positions.astype(np.float64)[..., None] * frequencies.astype(np.float64), axis=-2)
+
+    def rotary_frequencies(
+        self,
+        pairs: int,
+        *,
+        theta: float = 500_000.0,
+        factor: float = 8.0,
+        length: float = 8192.0,
+        low: float = 1.0,
+        high: float = 4.0,
+    ) -> Numbers:
+        """Unscaled frequencies, and those divided by the factor, mixed."""
+        unscaled = self.unscaled_frequencies(pairs, theta)
+        share = np.clip(self.ramp(unscaled, theta, length, low, high), 0, 1)
+        return self.interpolate(unscaled, share, factor).astype(self.default)
+
+    def unscaled_frequencies(self, pairs: int, theta: float) -> Numbers:
+        """The geometric frequencies of a rotary embedding."""
+        return theta ** (-np.arange(pairs) / pairs)
+
+    def interpolate(self, unscaled: Numbers, share: Numbers, factor: float) -> Numbers:
+        """The frequency of each pair, of which ``share`` is unscaled."""
+        return share * unscaled + (1 - share) * unscaled / factor
+
+    def ramp(self, unscaled: Numbers, theta: float, length: float, low: float, high: float) -> Numbers:
+        """The share of the unscaled frequencies, not yet between 0 and 1."""
+        if choice("rotary_ramp") == "rotations":
+            return (length * unscaled / (2 * np.pi) - low) / (high - low)
+        pairs = len(unscaled)
+        start, end = (pairs * np.log(length / (2 * np.pi * turns)) / np.log(theta) for turns in (high, low))
+        if choice("rotary_ramp") == "whole-indices":
+            start, end = np.floor(start), np.ceil(end)
+        return (end - np.arange(pairs)) / (end - max(start, 0))
 
     def angles(self, positions: Numbers, d: int, theta: float) -> Numbers:
         """The angle of every position and pair."""

@@ -227,6 +227,8 @@ _RULES: Mapping[Any, Callable[..., Backward]] = {
     np.exp: _elementwise(lambda g, r, a: g * r),
     np.exp2: _elementwise(lambda g, r, a: g * r * a.dtype.type(np.log(2))),
     np.log: _elementwise(lambda g, r, a: g / a),
+    np.sin: _elementwise(lambda g, r, a: g * np.cos(a)),
+    np.cos: _elementwise(lambda g, r, a: -g * np.sin(a)),
     np.tanh: _elementwise(lambda g, r, a: g * (1 - r * r)),
     np.sign: _elementwise(lambda g, r, a: np.zeros_like(g)),
     np.floor: _elementwise(lambda g, r, a: np.zeros_like(g)),
