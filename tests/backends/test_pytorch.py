@@ -584,13 +584,13 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def rotated_along_axes(x: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
-    rotated_part, rest = x.tensor_split([2 * frequencies.shape[-1]], -1)
-    rotated_part = turned(rotated_part, positions.double() @ frequencies)
-    return torch.cat([rotated_part, rest.expand(*rotated_part.shape[:-1], -1)], -1)
+    pairs, unrotated = x.tensor_split([2 * frequencies.shape[-1]], -1)
+    pairs = turned(pairs, positions.double() @ frequencies)
+    return torch.cat([pairs, unrotated.expand(*pairs.shape[:-1], -1)], -1)
 
 
 def turned(x: Tensor, angle: Tensor) -> Tensor:
-    numbers = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    numbers = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
     return torch.view_as_real(numbers * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
 
 

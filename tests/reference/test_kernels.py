@@ -158,7 +158,7 @@ def test_rotations_along_two_axes_worked_by_hand() -> None:
 
 def test_frequencies_of_llama_worked_by_hand() -> None:
     """The unscaled frequencies are 1, 1/8 and 1/64, which make 64, 8 and 1 rotations."""
-    options = {"theta": 512.0, "factor": 4.0, "length": 128 * np.pi, "low": 2.0, "high": 14.0}
+    options: dict[str, Any] = {"theta": 512.0, "factor": 4.0, "length": 128 * np.pi, "low": 2.0, "high": 14.0}
     expected = np.array([1.0, (0.5 + 0.5 / 4) / 8, 1 / 256])
     assert_within_budgets([rotary_frequencies(3, **options), expected], "rotary_frequencies", 3, **options)
 

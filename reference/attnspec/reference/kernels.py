@@ -295,8 +295,8 @@ def axial_rotary_embedding(
     width = 2 * frequencies.shape[-1]
     t = np.asarray(positions, dtype=x.dtype, like=x)
     rotated = rotated_pairs(x[..., :width], (t[..., None] * frequencies).sum(-2))
-    rest = np.broadcast_to(x[..., width:], (*rotated.shape[:-1], x.shape[-1] - width))
-    joined: np.ndarray = np.concatenate([rotated, rest], axis=-1)
+    unrotated = np.broadcast_to(x[..., width:], (*rotated.shape[:-1], x.shape[-1] - width))
+    joined: np.ndarray = np.concatenate([rotated, unrotated], axis=-1)
     return joined
 
 
@@ -310,7 +310,10 @@ def rotary_frequencies(
     low: float = 1.0,
     high: float = 4.0,
 ) -> Float[np.ndarray, "{pairs}"]:
-    """ω_i = γ_i θ_i + (1 − γ_i) θ_i/s with θ_i = Θ^(−i/p), γ_i = min(1, max(0, (Lθ_i/2π − α)/(β − α)))."""
+    """ω_i = γ_i θ_i + (1 − γ_i) θ_i/s with θ_i = Θ^(−i/p).
+
+    The share γ_i is min(1, max(0, r)) with the ramp r = (Lθ_i/2π − α)/(β − α).
+    """
     i = counted(pairs)
     unscaled = np.exp(-i * np.log(i.dtype.type(theta)) / pairs)
     if choice("rotary_ramp") == "rotations":

@@ -330,7 +330,7 @@ class RotaryEmbedding(Protocol[Array]):
     generated_below={"positions": 140_000},
 )
 class AxialRotaryEmbedding(Protocol[Array]):
-    """Rotary embedding with given frequencies and positions along several axes, such as time, height and width.
+    """Rotary embedding along several axes, such as time, height and width, with given frequencies.
 
     Where: t is the position along each axis, and ω are `frequencies`, in radians per position. Where a pair belongs to
     one axis, as in M-RoPE, its frequencies along the others are 0; where a pair is not rotated, all are. Only the first

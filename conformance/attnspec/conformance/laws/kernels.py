@@ -291,9 +291,9 @@ def rotary_axes(subject: Subject, arguments: Arguments, rng: np.random.Generator
     ((leaf, frequencies),) = ((leaf, x) for leaf, x in arguments.floats if leaf.path != path)
     x, got, budget = arguments.array(path), subject.call(arguments), subject.budget(arguments)
     width = 2 * frequencies.shape[-1]
-    rest, expected = got[..., width:], np.broadcast_to(x[..., width:], (*got.shape[:-1], x.shape[-1] - width))
+    expected = np.broadcast_to(x[..., width:], (*got.shape[:-1], x.shape[-1] - width))
     title = "beyond the pairs, the result"
-    subject.demand_equal(rest, expected, lambda: budget[..., width:], arguments, title)
+    subject.demand_equal(got[..., width:], expected, lambda: budget[..., width:], arguments, title)
     axis = np.arange(len(frequencies)) == 0
     by_first = arguments.replaced({leaf.path: np.where(axis[:, None], frequencies, frequencies.dtype.type(0))})
     once = subject.call(by_first)

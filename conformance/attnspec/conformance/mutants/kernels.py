@@ -644,16 +644,16 @@ def rest_lost(correct: Formulas, x: Numbers, positions: Numbers, frequencies: Nu
 )
 def last_features_rotated(correct: Formulas, x: Numbers, positions: Numbers, frequencies: Numbers) -> Numbers:
     """The rest comes first: the last features are rotated."""
-    rest = x.shape[-1] - 2 * frequencies.shape[-1]
-    rolled = np.concatenate([x[..., rest:], x[..., :rest]], axis=-1)
+    width = 2 * frequencies.shape[-1]
+    start = x.shape[-1] - width
+    rolled = np.concatenate([x[..., start:], x[..., :start]], axis=-1)
     rotated = Formulas.axial_rotary_embedding(correct, rolled, positions, frequencies)
-    width = x.shape[-1] - rest
     return np.concatenate([rotated[..., width:], rotated[..., :width]], axis=-1)
 
 
 @mutant(
     "frequencies not scaled",
-    replaces="interpolate",
+    replaces="mix_frequencies",
     operations=(RotaryFrequencies,),
     breaks=("operation.oracle", "operation.options-have-effect"),
     source="lablup/mlxcel#1355, jmaczan/tiny-vllm#1: rope_scaling of a configuration read and not used",
@@ -665,7 +665,7 @@ def unscaled(correct: Formulas, unscaled: Numbers, share: Numbers, factor: float
 
 @mutant(
     "all frequencies divided by the factor",
-    replaces="interpolate",
+    replaces="mix_frequencies",
     operations=(RotaryFrequencies,),
     breaks=("operation.oracle", "operation.options-have-effect"),
     source="linear scaling for a model of Llama 3",
@@ -677,31 +677,31 @@ def divided_frequencies(correct: Formulas, unscaled: Numbers, share: Numbers, fa
 
 @mutant(
     "shares of both frequencies exchanged",
-    replaces="interpolate",
+    replaces="mix_frequencies",
     operations=(RotaryFrequencies,),
     breaks=("kernels.rotary-interpolation", "operation.oracle"),
     source="pytorch/torchtitan#3787: beta_slow and beta_fast exchanged",
 )
 def exchanged_shares(correct: Formulas, unscaled: Numbers, share: Numbers, factor: float) -> Numbers:
     """Fast frequencies are divided by the factor, slow ones are not."""
-    return Formulas.interpolate(correct, unscaled, 1 - share, factor)
+    return Formulas.mix_frequencies(correct, unscaled, 1 - share, factor)
 
 
 @mutant(
     "frequencies multiplied by the factor",
-    replaces="interpolate",
+    replaces="mix_frequencies",
     operations=(RotaryFrequencies,),
     breaks=("kernels.rotary-interpolation", "operation.oracle"),
     source="wavelengths scaled for frequencies",
 )
 def multiplied_frequencies(correct: Formulas, unscaled: Numbers, share: Numbers, factor: float) -> Numbers:
     """Slow frequencies are multiplied by the factor."""
-    return Formulas.interpolate(correct, unscaled, share, 1 / factor)
+    return Formulas.mix_frequencies(correct, unscaled, share, 1 / factor)
 
 
 @mutant(
     "wavelengths interpolated, not frequencies",
-    replaces="interpolate",
+    replaces="mix_frequencies",
     operations=(RotaryFrequencies,),
     breaks=("operation.oracle",),
     source="a weighted mean of 1/θ and s/θ",

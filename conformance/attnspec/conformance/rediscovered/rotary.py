@@ -34,7 +34,7 @@ def one_position_per_token(correct: Formulas, positions: Numbers, frequencies: N
     replaces="axial_angles",
 )
 def sections_for_interleaved_axes(correct: Formulas, positions: Numbers, frequencies: Numbers) -> Numbers:
-    """Pairs of one axis are taken as a section, but they alternate with those of the others."""
+    """Alternating pairs of several axes are taken as one section for each axis."""
     axes, pairs = frequencies.shape
     order = np.argsort(np.arange(pairs) % axes, kind="stable")
     angles = Formulas.axial_angles(correct, positions, frequencies)
@@ -67,7 +67,7 @@ def sines_of_the_first_half(
     replaces="axial_rotary_embedding",
 )
 def all_features_rotated(correct: Formulas, x: Numbers, positions: Numbers, frequencies: Numbers) -> Numbers:
-    """The whole row is rotated: the frequencies repeat in the features that should stay as they are."""
+    """The whole row is rotated, by repeated frequencies."""
     pairs = x.shape[-1] // 2
     repeated = frequencies[:, np.arange(pairs) % frequencies.shape[-1]]
     return Formulas.axial_rotary_embedding(correct, x, positions, repeated)
@@ -84,7 +84,7 @@ def all_features_rotated(correct: Formulas, x: Numbers, positions: Numbers, freq
     differentiable=False,
 )
 def partners_in_the_whole_row(correct: Formulas, x: Numbers, positions: Numbers, frequencies: Numbers) -> Numbers:
-    """Feature i is turned with feature i + d/2 of the whole row, not of the part that is rotated."""
+    """Feature i is turned with feature i + d/2 of the whole row."""
     pairs, half = frequencies.shape[-1], x.shape[-1] // 2
     angle = correct.axial_angles(positions, frequencies)[..., : max(half, 1)]
     count = min(pairs, half)
@@ -105,7 +105,7 @@ def partners_in_the_whole_row(correct: Formulas, x: Numbers, positions: Numbers,
     replaces="axial_angles",
 )
 def axes_in_sections(correct: Formulas, positions: Numbers, frequencies: Numbers) -> Numbers:
-    """The first pairs get the frequencies of the first axis alone, the last those of the last axis."""
+    """Each section of pairs is rotated along one axis, by the frequencies of all."""
     axes, pairs = frequencies.shape
     own = np.arange(axes)[:, None] == np.arange(pairs) * axes // max(pairs, 1)
     total = np.sum(frequencies, axis=0)
@@ -135,7 +135,7 @@ def tables_split_at_other_places(correct: Formulas, positions: Numbers, frequenc
     framework="tiny-vllm",
     operation=RotaryFrequencies,
     breaks=("operation.oracle",),
-    replaces="interpolate",
+    replaces="mix_frequencies",
 )
 def no_regions(correct: Formulas, unscaled: Numbers, share: Numbers, factor: float) -> Numbers:
     """No frequency is scaled."""
@@ -170,7 +170,7 @@ def schedule_of_llama_for_yarn(
 def ends_always_whole(
     correct: Formulas, unscaled: Numbers, theta: float, length: float, low: float, high: float
 ) -> Numbers:
-    """The ends of the ramp are rounded to whole indices for a model whose ends are not."""
+    """The ends of the ramp are whole indices, but fractional ones are declared."""
     start, end = _ends(len(unscaled), theta, length, low, high)
     return (np.ceil(end) - np.arange(len(unscaled))) / (np.ceil(end) - max(np.floor(start), 0))
 
@@ -219,7 +219,7 @@ def exchanged_rotations(
     framework="LLMs from scratch (Olmo 3)",
     operation=RotaryFrequencies,
     breaks=("operation.oracle",),
-    replaces="interpolate",
+    replaces="mix_frequencies",
 )
 def positions_divided_for_all_pairs(correct: Formulas, unscaled: Numbers, share: Numbers, factor: float) -> Numbers:
     """Positions are divided by the factor, for all pairs alike."""

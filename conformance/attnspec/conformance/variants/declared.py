@@ -410,7 +410,7 @@ class RampByWholeIndices(Formulas):
     declares={"rotary_ramp": "indices"},
 )
 class RampByIndices(Formulas):
-    """The share of unscaled frequencies falls linearly with the logarithm of the rotations, as in gpt-oss."""
+    """The share falls linearly with the logarithm of the rotations, as in gpt-oss."""
 
     def ramp(self, unscaled: Numbers, theta: float, length: float, low: float, high: float) -> Numbers:
         """1 where a pair makes ``high`` rotations, or is the first; 0 where it makes ``low``."""

@@ -151,8 +151,8 @@ class ByLogarithms(Formulas):
 
     def unscaled_frequencies(self, pairs: int, theta: float) -> Numbers:
         """exp(−i log Θ/p), in the dtype of the result."""
-        i = np.arange(pairs, dtype=self.default)
-        return np.exp(-i * self.default(np.log(theta) / pairs))
+        index: Numbers = np.arange(pairs, dtype=self.default)
+        return np.exp(-index * self.default(np.log(theta) / pairs))
 
 
 @variant("rotary in the complex plane", operations=(RotaryEmbedding, AxialRotaryEmbedding), differentiable=False)

@@ -269,8 +269,8 @@ class Kernels(Positional, Attention):
         """Rotate the first pairs of features by angles of several axes."""
         width = 2 * frequencies.shape[-1]
         rotated = self.rotate_by(x[..., :width], self.axial_angles(positions, frequencies))
-        rest = np.broadcast_to(x[..., width:], (*rotated.shape[:-1], x.shape[-1] - width))
-        return np.concatenate([rotated, rest], axis=-1)
+        unrotated = np.broadcast_to(x[..., width:], (*rotated.shape[:-1], x.shape[-1] - width))
+        return np.concatenate([rotated, unrotated], axis=-1)
 
     def axial_angles(self, positions: Numbers, frequencies: Numbers) -> Numbers:
         """The angle of every position and pair, summed over axes."""
@@ -289,13 +289,13 @@ class Kernels(Positional, Attention):
         """Unscaled frequencies, and those divided by the factor, mixed."""
         unscaled = self.unscaled_frequencies(pairs, theta)
         share = np.clip(self.ramp(unscaled, theta, length, low, high), 0, 1)
-        return self.interpolate(unscaled, share, factor).astype(self.default)
+        return self.mix_frequencies(unscaled, share, factor).astype(self.default)
 
     def unscaled_frequencies(self, pairs: int, theta: float) -> Numbers:
         """The geometric frequencies of a rotary embedding."""
         return theta ** (-np.arange(pairs) / pairs)
 
-    def interpolate(self, unscaled: Numbers, share: Numbers, factor: float) -> Numbers:
+    def mix_frequencies(self, unscaled: Numbers, share: Numbers, factor: float) -> Numbers:
         """The frequency of each pair, of which ``share`` is unscaled."""
         return share * unscaled + (1 - share) * unscaled / factor
 
