@@ -370,25 +370,25 @@ def test_operations_are_counted(causal: bool) -> None:
     }
 
 
-# Findings -------------------------------------------------------------------------------------------------------------
+# Accepted mistakes ----------------------------------------------------------------------------------------------------
 
 
 def test_the_rule_of_gpu_mode_accepts_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "WRONG", WRONG[:2])
     monkeypatch.setattr(table, "HONEST", HONEST[:1])
-    finding = judge_setting(HARNESSES[HarnessName.GPU_MODE], "one sequence", gpu_mode.inputs(1, 4096, heads=4))
-    assert finding.cheapest is not None
-    assert finding.cheapest.name == "zeros"
-    assert not finding.cheapest.judge_accepts
-    assert all(h.rule_accepts and h.judge_accepts for h in finding.honest.values())
+    setting = judge_setting(HARNESSES[HarnessName.GPU_MODE], "one sequence", gpu_mode.inputs(1, 4096, heads=4))
+    assert setting.cheapest is not None
+    assert setting.cheapest.name == "zeros"
+    assert not setting.cheapest.judge_accepts
+    assert all(h.rule_accepts and h.judge_accepts for h in setting.honest.values())
 
 
 def test_the_rule_of_hugging_face_accepts_attention_to_a_padding_key() -> None:
-    finding = judge_setting(HARNESSES[HarnessName.HUGGING_FACE], "small", hugging_face.inputs(1, 128, 8, 64))
-    assert finding.cheapest is not None
-    assert finding.cheapest.name == "a padding key is attended to"
-    assert not finding.cheapest.judge_accepts
-    assert all(h.rule_accepts and h.judge_accepts for h in finding.honest.values())
+    setting = judge_setting(HARNESSES[HarnessName.HUGGING_FACE], "small", hugging_face.inputs(1, 128, 8, 64))
+    assert setting.cheapest is not None
+    assert setting.cheapest.name == "a padding key is attended to"
+    assert not setting.cheapest.judge_accepts
+    assert all(h.rule_accepts and h.judge_accepts for h in setting.honest.values())
 
 
 # The page -------------------------------------------------------------------------------------------------------------
