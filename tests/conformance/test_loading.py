@@ -1,4 +1,4 @@
-"""Backends that can be loaded and judged, and messages about the others, and about unknown names."""
+"""Backends that can be judged, and messages about others and about unknown names."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -149,7 +149,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Store the suites that a worker judged in the process of their backend, with the reasons."""
+    """Store why a worker judged suites in the process of their backend."""
     suites = getattr(node, "workeroutput", {}).get(SUITES_PROPERTY, {})
     node.config.stash.setdefault(IN_PROCESS_SUITES, {}).update(suites)
 

@@ -36,7 +36,7 @@ EXCEPTIONS = {e.__name__: e for e in (ValueError, TypeError, IndexError, NotImpl
 """Exceptions that a program may name; any other becomes a ``RuntimeError``."""
 
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError, RecursionError)
-"""Exceptions raised while reading lines that are not JSON, have another structure, or describe impossible arrays."""
+"""Exceptions from lines that are not JSON, are misstructured, or describe impossible arrays."""
 
 LONGEST = 2**20
 """Largest number of bytes in a line. A longer one is malformed, since a program may write without end."""
@@ -184,7 +184,7 @@ def _by_path(operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def _as_json(x: Any, arrays: list["np.ndarray[Any, Any]"]) -> Any:
-    """Return a value as JSON; append an array to ``arrays``, and describe it by dtype and shape."""
+    """Return a value as JSON; append an array to ``arrays`` and describe it."""
     if not isinstance(x, np.ndarray | np.generic):
         return x
     arrays.append(np.asarray(x))

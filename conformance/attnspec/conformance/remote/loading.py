@@ -172,7 +172,10 @@ def _demand_attributes_in_place(module: Any, backend: Any, name: str) -> None:
 
 
 def _nameless(module: Any, name: str, functions: list[str], candidates: list[Any]) -> str:
-    """Return the message for a module with operations but no name, which may not be meant as a backend."""
+    """Return the message for a module with operations but no name.
+
+    Such a module may not be meant as a backend.
+    """
     function = functions[0]
     origin = getattr(getattr(module, function), "__module__", None)
     imported = f", imported from {origin}," if origin and origin != module.__name__ else ""
