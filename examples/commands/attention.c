@@ -12,7 +12,7 @@
 
 typedef struct {
     long dims, shape[8], size;
-    void *numbers; /* NULL: the argument was not given */
+    void *numbers; /* NULL: the argument is null */
 } Array;
 
 /* The array that the request describes under a name. Arrays must be read in the order of the request. */
@@ -29,7 +29,7 @@ static Array read_array(const char *request, const char *name, size_t width) {
         x.size *= x.shape[x.dims++];
         at = *end == ',' ? end + 1 : end;
     }
-    x.numbers = malloc(x.size * width + 1);
+    x.numbers = malloc(x.size * width + 1); /* not NULL, even if the array is empty */
     if (fread(x.numbers, width, x.size, stdin) != (size_t)x.size) exit(1);
     return x;
 }

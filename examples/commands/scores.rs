@@ -26,7 +26,7 @@ impl Matrix {
         Ok(Matrix { shape: [sizes[0], sizes[1]], numbers })
     }
 
-    /// The sums of term(i, j, k) over k, for every row i and column j.
+    /// Sums term(i, j, k) over k, for every row i and column j.
     fn sums(rows: usize, columns: usize, terms: usize, term: impl Fn(usize, usize, usize) -> f64) -> Matrix {
         let mut result = Matrix::zeros(rows, columns);
         for i in 0..rows {

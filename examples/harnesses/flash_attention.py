@@ -13,6 +13,8 @@ ERROR_FACTOR = 2
 CAUSAL_TOLERANCE = 1e-5
 """Absolute tolerance that the rule adds for causal calls."""
 
+BOTTOM_RIGHT = {"causal_alignment": "bottom-right"}
+
 
 def inputs(
     dtype: torch.dtype, rows: int, keys: int, batch: int = 4, heads: int = 6, features: int = 64, causal: bool = False
@@ -47,16 +49,16 @@ def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
         output,
         *(call.query, call.key, call.value),
         causal=call.causal,
-        semantics={"causal_alignment": "bottom-right"},
+        semantics=BOTTOM_RIGHT,
         precision=precision,
     )
 
 
 def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
     """Return whether every number is within the error that ``tolerance`` allows."""
-    arguments, aligned = (call.query, call.key, call.value), {"causal_alignment": "bottom-right"}
+    arguments = (call.query, call.key, call.value)
     expected, allowed = tolerance(
-        "scaled_dot_product_attention", *arguments, causal=call.causal, semantics=aligned, precision=precision
+        "scaled_dot_product_attention", *arguments, causal=call.causal, semantics=BOTTOM_RIGHT, precision=precision
     )
     return bool(((output - expected).abs() <= allowed).all())
 

@@ -38,7 +38,7 @@ def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
 def within(output: Tensor, call: Call, precision: str | None = None) -> bool:
     """Return whether every number is within the error that ``tolerance`` allows."""
     arguments = (call.query, call.key, call.value)
-    expected, allowed = tolerance("scaled_dot_product_attention", *arguments, causal=call.causal, precision=precision)
+    expected, allowed = tolerance("scaled_dot_product_attention", *arguments, precision=precision)
     return bool(((output - expected).abs() <= allowed).all())
 
 

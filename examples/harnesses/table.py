@@ -114,7 +114,9 @@ def judge_setting(harness: Harness, title: str, call: Call) -> Setting:
     """Try every wrong attention that applies to these inputs, and every available honest kernel."""
     reference = harness.reference(call)
 
-    def both(name: str, work: int, output: Tensor, precision: str | None = None, *, right: bool = False) -> Verdicts:
+    def verdicts_on(
+        name: str, work: int, output: Tensor, precision: str | None = None, *, right: bool = False
+    ) -> Verdicts:
         verdict = harness.judged(output, call, precision)
         hidden = () if right else verdict.cannot_see
         accepts = harness.accepts(output, reference)
@@ -124,14 +126,14 @@ def judge_setting(harness: Harness, title: str, call: Call) -> Setting:
     wrong, honest = {}, {}
     for w in sorted(WRONG, key=lambda w: w.work(call)):
         if w.fits(call):
-            wrong[w.name] = both(w.name, w.work(call), w.output(call).to(call.query.dtype))
+            wrong[w.name] = verdicts_on(w.name, w.work(call), w.output(call).to(call.query.dtype))
     for h in HONEST:
         try:
             output = h.output(call)
         except NotOffered:
             continue
         precision = f"{h.precision_prefix}{dtype}" if h.precision_prefix and dtype != "float32" else None
-        honest[h.name] = both(h.name, call.work, output, precision, right=True)
+        honest[h.name] = verdicts_on(h.name, call.work, output, precision, right=True)
     return Setting(title, wrong, honest)
 
 
@@ -145,10 +147,10 @@ def page(harnesses: Iterable[Harness], say: Callable[[str], None]) -> str:
     lines = [HEAD.format(torch=torch.__version__.partition("+")[0], numpy=version("numpy")), CHEAPEST]
     lines += head("harness", "inputs", "wrong attention", "operations", "`judge`")
     lines += [row(name, s.title, *cheapest(s.cheapest)) for name, group in settings.items() for s in group]
-    accepted = [(n, s.title, f) for n, g in settings.items() for s in g for f in s.wrong.values() if f.judge_accepts]
+    accepted = [(n, s.title, v) for n, g in settings.items() for s in g for v in s.wrong.values() if v.judge_accepts]
     if accepted:
         lines += ["", ACCEPTED, *head("harness", "inputs", "wrong attention", "error over budget", "`cannot_see`")]
-        lines += [row(name, title, f.name, f.ratio_text, "; ".join(f.hidden)) for name, title, f in accepted]
+        lines += [row(name, title, v.name, v.ratio_text, "; ".join(v.hidden)) for name, title, v in accepted]
     lines += ["", "## All of them\n", LEGEND]
     for name, group in settings.items():
         lines += ["", f"### {name}\n"]
@@ -170,9 +172,9 @@ def matrix(
 ) -> list[str]:
     """Return the lines of a table of verdicts; ``blank`` stands for an attention that was not tried.
 
-    Rows of nothing but —, of mistakes that no setting allows, are omitted.
+    Rows of wrong attentions that fit no setting are omitted.
     """
-    cells = ([f[name].cell if name in f else blank for f in columns] for name in names)
+    cells = ([column[name].cell if name in column else blank for column in columns] for name in names)
     return [
         *head(title, *(s.title for s in settings)),
         *(row(name, *c) for name, c in zip(names, cells, strict=True) if set(c) != {"—"}),

@@ -1,4 +1,4 @@
-"""The texts that `attnspec show` prints for questions, chapters, operations and laws."""
+"""The texts that `attnspec list` and `attnspec show` print."""
 
 import inspect
 import os
@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from attnspec.conformance.cli import TEXT_WIDTH
+from attnspec.conformance.cli import TEXT_WIDTH, app
 from attnspec.conformance.reporting.catalogue import described, names
 from attnspec.spec import LAWS, OPERATIONS, QUESTIONS
 from attnspec.spec.contract.documentation import HEADINGS, sections, where_list, where_notes
+from attnspec.spec.contract.precision import CLASSES
 from attnspec.spec.contract.semantics import DeclaredSemantics
 from attnspec.spec.contract.sources import SOURCES
 
@@ -95,3 +97,32 @@ def test_no_page_is_cut_at_its_width() -> None:
             console = Console(record=True, width=TEXT_WIDTH, file=sink)
             console.print(page)
             assert console.export_text().count("…") == page.markup.count("…"), name
+
+
+def printed(*arguments: str) -> str:
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "400"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_lists_hold_every_question_and_precision_class() -> None:
+    assert [name for name in QUESTIONS if name not in printed("list", "questions")] == []
+    assert [name for name in CLASSES if name not in printed("list", "precisions")] == []
+
+
+def test_the_operations_are_counted_once() -> None:
+    judged = sum(not o.reference_only for o in OPERATIONS.values())
+    counts = f"{len(OPERATIONS)} operations: {judged} that a backend may provide, {len(OPERATIONS) - judged} of the"
+    assert counts in " ".join(printed("list", "operations").split())
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_precision_class_shows_how_to_declare_it(name: str) -> None:
+    text = " ".join(printed("show", name).split())
+    (declared,) = re.findall(r"precision = (\{.*?\})", text)
+    assert eval(declared) == {CLASSES[name].dtype: name}
+    assert "accumulation 2" in text
+
+
+def test_a_nested_result_is_shown_as_nested() -> None:
+    assert "Result: (states, (h, c))" in printed("show", "lstm")

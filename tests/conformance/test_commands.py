@@ -1,4 +1,4 @@
-"""Programs in other languages as backends: right, wrong, crashing, hanging and malformed ones."""
+"""Programs in any language as backends: right, wrong, crashing and hanging ones, and malformed messages."""
 
 import json
 import shutil

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ PAGE = (Path(__file__).parents[2] / "docs" / "vectors.md").read_text(encoding="u
 SCHEMA = json.loads(Path(vectors.__file__).with_name("vectors.schema.json").read_text(encoding="utf-8"))
 
 PROGRAM = re.findall(r"```python\n(# softmax_vectors\.py\n.*?)```", PAGE, re.DOTALL)[0]
-"""A program that knows only NumPy, JSON and safetensors."""
+"""The program of the page, which imports only NumPy, JSON and safetensors."""
+
+FILE = "softmax.float32.safetensors"
+"""Tensors of softmax in float32."""
 
 
 def named(*names: str) -> list[Operation]:
@@ -44,18 +48,18 @@ def right_outputs(operation: Operation, dtype: str) -> dict[str, Any]:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """Cases of `softmax` in float32, and right results."""
+    """Folders with cases of `softmax` in float32, and with right results."""
     (tmp_path / "outputs").mkdir()
     write_vectors(tmp_path / "cases", named("softmax"), ("float32",))
-    save_file(right_outputs(OPERATIONS["softmax"], "float32"), tmp_path / "outputs" / "softmax.float32.safetensors")
+    save_file(right_outputs(OPERATIONS["softmax"], "float32"), tmp_path / "outputs" / FILE)
     return tmp_path / "cases", tmp_path / "outputs"
 
 
-def change(outputs: Path, **changes: Any) -> None:
-    """Replace the tensor of the first case."""
-    file = outputs / "softmax.float32.safetensors"
-    tensors = {**load_file(file), **{name.replace("_", "/"): x for name, x in changes.items()}}
-    save_file({name: x for name, x in tensors.items() if x is not None}, file)
+def replace_first_result(outputs: Path, replacement: Callable[[Any], Any]) -> None:
+    """Replace the result of the first case by a function of it; None removes it."""
+    tensors = load_file(outputs / FILE)
+    tensors["0/result"] = replacement(tensors["0/result"])
+    save_file({name: x for name, x in tensors.items() if x is not None}, outputs / FILE)
 
 
 def faults(folders: tuple[Path, Path]) -> list[str]:
@@ -67,32 +71,37 @@ def test_right_results_are_right(folders: tuple[Path, Path]) -> None:
 
 
 def test_a_wrong_number_is_named_with_its_place_and_interval(folders: tuple[Path, Path]) -> None:
-    x = load_file(folders[1] / "softmax.float32.safetensors")["0/result"].copy()
-    x.flat[3] += 1e-5
-    change(folders[1], **{"0_result": x})
+    def with_a_wrong_number(x: Any) -> Any:
+        x = x.copy()
+        x.flat[3] += 1e-5
+        return x
+
+    replace_first_result(folders[1], with_a_wrong_number)
     (fault,) = faults(folders)
     assert fault.startswith("result[0, 3]: expected a number in [")
-    assert fault.endswith(f"; 1 of {x.size} numbers are wrong")
+    size = load_file(folders[1] / FILE)["0/result"].size
+    assert fault.endswith(f"; 1 of {size} numbers are wrong")
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (None, "expected a tensor '0/result'; got 1/result"),
-        (np.zeros((1, 1), np.float32), "result: expected shape ("),
-        (np.full(1, np.nan, np.float32), "got nan"),
+        (lambda x: None, "expected a tensor '0/result'; got 1/result"),
+        (lambda x: np.zeros((1, 1), np.float32), "result: expected shape ("),
+        (lambda x: np.full_like(x, np.nan), "got nan"),
     ],
     ids=["absent", "of another shape", "NaN"],
 )
-def test_other_faults_are_named(folders: tuple[Path, Path], wrong: Any, message: str) -> None:
-    x = load_file(folders[1] / "softmax.float32.safetensors")["0/result"]
-    change(folders[1], **{"0_result": wrong if wrong is None or wrong.ndim > 1 else np.full_like(x, np.nan)})
+def test_a_missing_or_wrong_tensor_is_named(
+    folders: tuple[Path, Path], wrong: Callable[[Any], Any], message: str
+) -> None:
+    replace_first_result(folders[1], wrong)
     assert message in faults(folders)[0]
 
 
 def test_a_choice_changes_what_is_right(tmp_path: Path) -> None:
     write_vectors(tmp_path, named("softmax"), ("float32",), {"fully_masked": "nan"})
-    tensors = load_file(tmp_path / "softmax.float32.safetensors")
+    tensors = load_file(tmp_path / FILE)
     ends = [x for name, x in tensors.items() if "lower" in name]
     assert any(np.isnan(x).any() for x in ends)
 
@@ -109,7 +118,7 @@ def test_a_program_without_attnspec_reads_the_cases(tmp_path: Path) -> None:
     assert not faults((tmp_path / "cases", tmp_path / "outputs"))
 
 
-def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_write_and_check_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write = ("vectors", "write", "cases", "--operation", "softmax", "--dtype", "float32")
     written = CliRunner().invoke(app, write)
@@ -117,10 +126,10 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert written.stdout.startswith(f"{vectors.CASES} cases of 1 operations in cases, ")
     Path("outputs").mkdir()
     assert CliRunner().invoke(app, ("vectors", "check", "cases", "outputs")).exit_code == 2
-    save_file(right_outputs(OPERATIONS["softmax"], "float32"), Path("outputs/softmax.float32.safetensors"))
+    save_file(right_outputs(OPERATIONS["softmax"], "float32"), Path("outputs", FILE))
     checked = CliRunner().invoke(app, ("vectors", "check", "cases", "outputs"))
     assert (checked.exit_code, checked.stdout) == (0, "8 of 8 cases of 1 operations are right\n")
-    change(Path("outputs"), **{"0_result": None})
+    replace_first_result(Path("outputs"), lambda x: None)
     checked = CliRunner().invoke(app, ("vectors", "check", "cases", "outputs"))
     assert checked.exit_code == 1
     assert checked.stdout.startswith("wrong: softmax/float32/0: expected a tensor")
@@ -142,7 +151,7 @@ def test_unusable_arguments_are_refused(arguments: tuple[str, ...], message: str
 
 
 def test_a_file_of_another_format_is_refused(folders: tuple[Path, Path]) -> None:
-    (folders[1] / "softmax.float32.safetensors").write_text("numbers", encoding="utf-8")
+    (folders[1] / FILE).write_text("numbers", encoding="utf-8")
     with pytest.raises(ValueError, match="expected tensors in the safetensors format"):
         list(check_vectors(*folders))
 

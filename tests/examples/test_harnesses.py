@@ -54,7 +54,7 @@ def small(name: HarnessName) -> Harness:
 
 
 @pytest.mark.parametrize("name", HarnessName)
-def test_a_rule_accepts_what_is_right_and_nothing_that_is_not_a_number(name: HarnessName) -> None:
+def test_a_rule_accepts_right_attention_and_rejects_nan(name: HarnessName) -> None:
     harness, call = HARNESSES[name], SMALL[name]()
     reference = harness.reference(call)
     output = attention(call.query, call.key, call.value, call.allowed).to(call.query.dtype)
@@ -120,14 +120,14 @@ ACCEPTED: dict[HarnessName, tuple[str, Callable[[], Call]]] = {
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_tolerance_rejects_an_attention_that_the_rule_accepts(name: HarnessName) -> None:
     harness, (wrong_name, inputs) = HARNESSES[name], ACCEPTED[name]
-    of = inputs()
-    honest = attention(of.query, of.key, of.value, of.allowed).to(of.query.dtype)
-    wrong = next(w for w in WRONG if w.name == wrong_name).output(of).to(of.query.dtype)
-    reference = harness.reference(of)
+    call = inputs()
+    honest = attention(call.query, call.key, call.value, call.allowed).to(call.query.dtype)
+    wrong = next(w for w in WRONG if w.name == wrong_name).output(call).to(call.query.dtype)
+    reference = harness.reference(call)
     assert harness.accepts(honest, reference)
-    assert harness.within(honest, of, None)
+    assert harness.within(honest, call, None)
     assert harness.accepts(wrong, reference)
-    assert not harness.within(wrong, of, None)
+    assert not harness.within(wrong, call, None)
 
 
 # Adapters ------------------------------------------------------------------------------------------------------------
@@ -170,8 +170,8 @@ def run_kernelbench(kernel: Kernel) -> bool:
     class ModelNew(torch.nn.Module):
         forward = staticmethod(kernel)
 
-    of = kernelbench.inputs(torch.float16, 1, 2, 64, 128)
-    return raises_nothing(lambda: kernelbench.Judged(ModelNew())(of.query, of.key, of.value))
+    call = kernelbench.inputs(torch.float16, 1, 2, 64, 128)
+    return raises_nothing(lambda: kernelbench.Judged(ModelNew())(call.query, call.key, call.value))
 
 
 def run_flashinfer_bench(kernel: Kernel, *, in_place: bool) -> bool:
@@ -203,11 +203,11 @@ def run_flashinfer_bench(kernel: Kernel, *, in_place: bool) -> bool:
 
 
 def run_gpu_mode(kernel: Kernel) -> bool:
-    of = gpu_mode.inputs(2, 64)
-    caches, config = {"bf16": of.key.squeeze(1).flatten(0, 1)[:, None]}, {"batch_size": 2, "v_head_dim": 512}
-    output = kernel(of.query.clone(), of.key.clone(), of.value.clone())
+    call = gpu_mode.inputs(2, 64)
+    caches, config = {"bf16": call.key.squeeze(1).flatten(0, 1)[:, None]}, {"batch_size": 2, "v_head_dim": 512}
+    output = kernel(call.query.clone(), call.key.clone(), call.value.clone())
     accepted, message = gpu_mode.check_implementation(
-        (of.query.squeeze(2), caches, None, None, config), output[:, :, 0]
+        (call.query.squeeze(2), caches, None, None, config), output[:, :, 0]
     )
     assert accepted or " is wrong: " in message
     return accepted
@@ -243,9 +243,9 @@ def run_hugging_face(kernel: Kernel) -> bool:
 
 
 def run_backendbench(kernel: Kernel) -> bool:
-    of = backendbench.inputs()
+    call = backendbench.inputs()
     operator = backendbench.judged_operator(lambda query, key, value, attn_mask: kernel(query, key, value))
-    return raises_nothing(lambda: operator(of.query, of.key, of.value))
+    return raises_nothing(lambda: operator(call.query, call.key, call.value))
 
 
 def run_sglang(kernel: Kernel) -> bool:
@@ -299,96 +299,96 @@ def test_an_adapter_accepts_honest_kernels_and_rejects_cheats(run: Callable[[Ker
     ids=["causal", "mask", "bias"],
 )
 def test_options_of_an_operator_are_judged(options: dict[str, Any]) -> None:
-    of, sdpa = backendbench.inputs(), torch.ops.aten.scaled_dot_product_attention.default
-    backendbench.judged_operator(sdpa)(of.query, of.key, of.value, **options)
+    call, sdpa = backendbench.inputs(), torch.ops.aten.scaled_dot_product_attention.default
+    backendbench.judged_operator(sdpa)(call.query, call.key, call.value, **options)
     forgets = backendbench.judged_operator(lambda query, key, value, attn_mask, **_: sdpa(query, key, value))
-    assert not raises_nothing(lambda: forgets(of.query, of.key, of.value, **options))
+    assert not raises_nothing(lambda: forgets(call.query, call.key, call.value, **options))
 
 
 # Attentions -----------------------------------------------------------------------------------------------------------
 
 
-def call(causal: bool = True, dtype: torch.dtype = torch.float32) -> Call:
+def random_call(causal: bool = True, dtype: torch.dtype = torch.float32) -> Call:
     torch.manual_seed(0)
     query, key, value = torch.randn(2, 4, 7, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 6)
     return Call(query.to(dtype), key.to(dtype), value.to(dtype), causal)
 
 
-def judged(output: Tensor, of: Call, precision: str | None = None) -> bool:
-    arguments = (of.query, *(x.repeat_interleave(2, 1) for x in (of.key, of.value)))
+def judged(output: Tensor, call: Call, precision: str | None = None) -> bool:
+    arguments = (call.query, *(x.repeat_interleave(2, 1) for x in (call.key, call.value)))
     semantics = {"causal_alignment": "bottom-right"}
-    return bool(judge(SDPA, output, *arguments, causal=of.causal, semantics=semantics, precision=precision))
+    return bool(judge(SDPA, output, *arguments, causal=call.causal, semantics=semantics, precision=precision))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda w: w.name)
 def test_the_judge_rejects_every_wrong_attention(wrong: Wrong, causal: bool) -> None:
-    if wrong.fits(of := call(causal)):
-        assert not judged(wrong.output(of), of)
+    if wrong.fits(call := random_call(causal)):
+        assert not judged(wrong.output(call), call)
 
 
 @pytest.mark.parametrize("wrong", [w for w in WRONG if w.name == "a causal mask shifted by one"])
-def test_a_mask_is_wrong_where_there_is_one(wrong: Wrong) -> None:
-    assert wrong.fits(call(causal=True))
-    assert not wrong.fits(call(causal=False))
+def test_a_mask_is_shifted_only_in_causal_calls(wrong: Wrong) -> None:
+    assert wrong.fits(random_call(causal=True))
+    assert not wrong.fits(random_call(causal=False))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("honest", HONEST, ids=lambda h: h.name)
 def test_the_judge_accepts_every_honest_attention(honest: Honest, causal: bool, dtype: torch.dtype) -> None:
-    of = call(causal, dtype)
+    call = random_call(causal, dtype)
     try:
-        output = honest.output(of)
+        output = honest.output(call)
     except NotOffered:
         assert honest.name in ("PyTorch, flash", "PyTorch, memory-efficient")
         return
     assert output.dtype == dtype
-    assert judged(output, of, "eager-bfloat16" if honest.precision_prefix and dtype == torch.bfloat16 else None)
+    assert judged(output, call, "eager-bfloat16" if honest.precision_prefix and dtype == torch.bfloat16 else None)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_operations_are_counted(causal: bool) -> None:
-    of = call(causal)
+    call = random_call(causal)
     heads, pair = 2 * 4, 8 + 6
     allowed = [min(9, 3 + i) if causal else 9 for i in range(7)]
-    counted = {w.name: w.work(of) for w in WRONG}
-    assert of.work == heads * pair * sum(allowed)
+    counted = {w.name: w.work(call) for w in WRONG}
+    assert call.work == heads * pair * sum(allowed)
     assert counted == {
         "zeros": 0,
-        "the mean of the values": of.value.numel(),
-        "the first head for all heads": of.work // 4,
-        "the mean of the values in the second half of the rows": heads * pair * sum(allowed[:3]) + of.value.numel(),
+        "the mean of the values": call.value.numel(),
+        "the first head for all heads": call.work // 4,
+        "the mean of the values in the second half of the rows": heads * pair * sum(allowed[:3]) + call.value.numel(),
         "the first half of the keys": heads * pair * sum(min(4, x) for x in allowed),
         "the last row is that before it": heads * pair * sum(allowed[:-1]),
         "all keys but the last": heads * pair * sum(min(8, x) for x in allowed),
-        "a scale of 1/d": of.work,
-        "a scale 5 % too large": of.work,
-        "a scale 1 % too large": of.work,
+        "a scale of 1/d": call.work,
+        "a scale 5 % too large": call.work,
+        "a scale 1 % too large": call.work,
         "a padding key is attended to": heads * pair * sum(x + 1 for x in allowed),
         "a causal mask shifted by one": heads * pair * (sum(allowed) + 6),
     }
 
 
-# Findings -------------------------------------------------------------------------------------------------------------
+# Accepted mistakes ----------------------------------------------------------------------------------------------------
 
 
-def test_gpu_mode_takes_an_output_that_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rule_of_gpu_mode_accepts_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "WRONG", WRONG[:2])
     monkeypatch.setattr(table, "HONEST", HONEST[:1])
-    finding = judge_setting(HARNESSES[HarnessName.GPU_MODE], "one sequence", gpu_mode.inputs(1, 4096, heads=4))
-    assert finding.cheapest is not None
-    assert finding.cheapest.name == "zeros"
-    assert not finding.cheapest.judge_accepts
-    assert all(h.rule_accepts and h.judge_accepts for h in finding.honest.values())
+    setting = judge_setting(HARNESSES[HarnessName.GPU_MODE], "one sequence", gpu_mode.inputs(1, 4096, heads=4))
+    assert setting.cheapest is not None
+    assert setting.cheapest.name == "zeros"
+    assert not setting.cheapest.judge_accepts
+    assert all(h.rule_accepts and h.judge_accepts for h in setting.honest.values())
 
 
-def test_hugging_face_takes_a_padding_key() -> None:
-    finding = judge_setting(HARNESSES[HarnessName.HUGGING_FACE], "small", hugging_face.inputs(1, 128, 8, 64))
-    assert finding.cheapest is not None
-    assert finding.cheapest.name == "a padding key is attended to"
-    assert not finding.cheapest.judge_accepts
-    assert all(h.rule_accepts and h.judge_accepts for h in finding.honest.values())
+def test_the_rule_of_hugging_face_accepts_attention_to_a_padding_key() -> None:
+    setting = judge_setting(HARNESSES[HarnessName.HUGGING_FACE], "small", hugging_face.inputs(1, 128, 8, 64))
+    assert setting.cheapest is not None
+    assert setting.cheapest.name == "a padding key is attended to"
+    assert not setting.cheapest.judge_accepts
+    assert all(h.rule_accepts and h.judge_accepts for h in setting.honest.values())
 
 
 # The page -------------------------------------------------------------------------------------------------------------
@@ -429,6 +429,6 @@ def test_sources_are_in_the_documentation() -> None:
         assert harness.rule in " ".join(page.split())
 
 
-def test_where_nothing_wrong_is_accepted_the_page_says_so() -> None:
+def test_cells_for_no_accepted_attention_and_for_shares() -> None:
     assert table.cheapest(None) == ("none of them", "", "")
     assert [table.share(x) for x in (0, 0.0005, 0.123, 1)] == ["none", "0.05 %", "12 %", "all"]

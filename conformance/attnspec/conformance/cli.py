@@ -43,7 +43,7 @@ WORKERS_PER_CORE = 4
 """Most workers per core; a larger ``--workers`` is reduced."""
 
 PIPE_WIDTH = 10_000
-"""Columns of output without a terminal: more than any table has."""
+"""Columns of output without a terminal: wider than any table."""
 
 TEXT_WIDTH = 132
 """Columns of running text without a terminal."""
@@ -155,7 +155,7 @@ def check(
     ] = None,
     command: Annotated[
         str | None,
-        typer.Option(help="in place of BACKEND: the command of a program in any language"),
+        typer.Option(help="in place of BACKEND: the command of a program in any language, such as ./mine"),
     ] = None,
     profile: Annotated[str, typer.Option(help=HELP["profile"])] = Settings.profile,
     operation: Annotated[list[str] | None, typer.Option(help=HELP["operations"])] = None,

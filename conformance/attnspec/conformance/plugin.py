@@ -39,7 +39,7 @@ def settings_of_options(config: pytest.Config) -> Settings:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect verdicts in the controlling process; let workers start the backend."""
-    # With a shared folder this is a run of the command ``attnspec``, which keeps its time limit itself.
+    # With a shared folder this is a run of the command ``attnspec``, which enforces its time limit itself.
     limit = config.getoption("--attn-time-limit")
     if limit and config.getoption("--attn-shared-folder") is None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(TimeLimit(limit), TIME_LIMIT_PLUGIN)
@@ -149,7 +149,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Store the suites that a worker judged in the process of their backend, and why."""
+    """Store why a worker judged suites in the process of their backend."""
     suites = getattr(node, "workeroutput", {}).get(SUITES_PROPERTY, {})
     node.config.stash.setdefault(IN_PROCESS_SUITES, {}).update(suites)
 
@@ -190,7 +190,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     try:
         plan = Plan.of(backend_of(config, config.getoption("--attn-backend"), settings)[1], settings)
     except BackendError:
-        # There is nothing to report; the collection of tests has raised the error.
+        # The collection of tests has already raised the error.
         return
     limit = config.pluginmanager.get_plugin(TIME_LIMIT_PLUGIN)
     over = limit is not None and time.monotonic() > limit.end

@@ -30,20 +30,24 @@ SCHEMA_VERSION = 1
 """Version of the format of ``index.json``, which ``vectors.schema.json`` describes."""
 
 DTYPES = ("float32", "float16", "bfloat16")
+"""Dtypes of the cases."""
 
-CASES, WORK = 8, 2.0**9
-"""Cases per operation and dtype, and the multiply-adds up to which a case is small."""
+CASES = 8
+"""Largest number of cases per operation and dtype."""
+
+WORK = 2.0**9
+"""Largest number of multiply-adds in a case."""
 
 MAX_NUMBERS = 2**12
 """Largest number of elements of a result, and of each argument."""
 
 TRIED = 32
-"""Examples from which the cases of an operation are taken; those outside of its domain are left out."""
+"""Number of examples of an operation from which its cases are selected."""
 
 
 @dataclass(frozen=True)
 class CheckedCase:
-    """The comparison of one case: ``fault`` says what is wrong, and is empty if every number is in its interval."""
+    """Comparison of a case; ``fault`` says what is wrong, and is empty if every number is in its interval."""
 
     name: str
     operation: str
@@ -60,7 +64,7 @@ def write_vectors(
     """Write the cases of operations, and return their number; files of the same names are replaced.
 
     ``semantics`` are choices in place of the normative ones. Each operation and dtype has a file of tensors, named as
-    in the index. Errors: ``OSError`` for a folder that cannot be written.
+    in the index. Raises ``OSError`` for a folder that cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     entries = []
@@ -96,8 +100,8 @@ def _cases(
         # For operations without float arguments, the dtype of the result is read from here.
         arguments.memo["results"] = {path: np.zeros(shape, numpy_dtype(dtype)) for path, shape in shapes.items()}
         right = expected(subject, whole(arguments, arguments.memo["results"]))
-        known = [np.isfinite(x.budget) for x in right.values()]
-        if overflow(subject, arguments) or not any(x.any() for x in known):
+        # Without finite budgets, or after an overflow, a case cannot tell right from wrong.
+        if overflow(subject, arguments) or not any(np.isfinite(x.budget).any() for x in right.values()):
             continue
         yield subject, arguments, right
         count += 1
@@ -132,7 +136,10 @@ def _entry(
 
 
 def _tensors(arguments: Arguments, right: Mapping[str, Expected], prefix: str) -> dict[str, Numbers]:
-    """Return the arguments, and the ends of all intervals: both NaN where a number must be, infinite where any may."""
+    """Return the arguments, and the ends of all intervals.
+
+    Both ends are NaN where the number must be NaN, and infinite where any number is right.
+    """
     tensors = {}
     for path, x in arguments.items():
         if isinstance(x, np.ndarray):
@@ -150,9 +157,9 @@ def _tensors(arguments: Arguments, right: Mapping[str, Expected], prefix: str) -
 
 
 def check_vectors(folder: Path, outputs: Path) -> Iterator[CheckedCase]:
-    """Yield the comparison of each case whose file stands in ``outputs``, under the same name.
+    """Yield the comparison of each case whose file is in ``outputs``, under the same name.
 
-    Errors: ``ValueError`` for a folder without a readable index, or for a file that is not of safetensors.
+    Raises ``ValueError`` for a folder without a readable index, or a file that is not in the safetensors format.
     """
     path = folder / INDEX
     try:
@@ -201,7 +208,7 @@ def _fault(case: Mapping[str, Any], right: Mapping[str, Numbers], outputs: Mappi
                 excess = np.where(outside, np.nan_to_num(np.fmax(lower - x, x - upper), nan=np.inf, posinf=np.inf), -1)
             at = np.unravel_index(int(np.argmax(excess)), x.shape)
             place = f"[{', '.join(map(str, at))}]" if at else ""
-            interval = f"a number in [{lower[at]:.9g}, {upper[at]:.9g}]" if lower[at] == lower[at] else "NaN"
+            interval = "NaN" if np.isnan(lower[at]) else f"a number in [{lower[at]:.9g}, {upper[at]:.9g}]"
             count = f"{outside.sum()} of {x.size} numbers are wrong"
             return f"{path}{place}: expected {interval}; got {x[at]:.9g}; {count}"
     return ""

@@ -21,7 +21,7 @@ from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.tree import build_tree, flatten
 
 PREFIX = "command:"
-"""Prefix of the name of such a backend; its command follows."""
+"""Prefix of a backend's name that is followed by a command."""
 
 VERSION = 1
 """Version of the protocol."""
@@ -36,13 +36,13 @@ EXCEPTIONS = {e.__name__: e for e in (ValueError, TypeError, IndexError, NotImpl
 """Exceptions that a program may name; any other becomes a ``RuntimeError``."""
 
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError, RecursionError)
-"""Exceptions for lines that are no JSON, have another structure, or describe impossible arrays."""
+"""Exceptions from lines that are not JSON, are misstructured, or describe impossible arrays."""
 
 LONGEST = 2**20
-"""Most bytes of a line; more are malformed, since a program may write without end."""
+"""Largest number of bytes in a line. A longer one is malformed, since a program may write without end."""
 
 SHOWN = 200
-"""Most bytes of a malformed line in messages."""
+"""Largest number of bytes that a message shows of a malformed line."""
 
 
 def words(command: str) -> list[str]:
@@ -158,10 +158,10 @@ class CommandBackend:
         return np.frombuffer(numbers, dtype).reshape(shape)
 
     def _end_like_program(self) -> NoReturn:
-        """End this process by the program's status or signal, so that the judge reports it."""
+        """End this process with the program's status or signal, so that the judge reports it."""
         status = self._process.wait()
         if status < 0:
-            if -status != signal.SIGKILL:  # which no process may handle
+            if -status != signal.SIGKILL:  # whose handler cannot be set
                 signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
         os._exit(max(status, 0))
@@ -184,7 +184,7 @@ def _by_path(operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def _as_json(x: Any, arrays: list["np.ndarray[Any, Any]"]) -> Any:
-    """Return a value as JSON; an array is appended to ``arrays``, and described by dtype and shape."""
+    """Return a value as JSON; append an array to ``arrays`` and describe it."""
     if not isinstance(x, np.ndarray | np.generic):
         return x
     arrays.append(np.asarray(x))

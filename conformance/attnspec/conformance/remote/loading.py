@@ -23,7 +23,7 @@ GROUP = "attnspec.backends"
 
 
 def registered() -> dict[str, str]:
-    """Return the backends that installed packages register: the module by name."""
+    """Return the modules of the backends that installed packages register, by name."""
     return {e.name: e.value for e in sorted(entry_points(group=GROUP), key=lambda e: e.name)}
 
 
@@ -36,8 +36,8 @@ def load(name: str) -> Any:
     """Load a backend by its name.
 
     It is a registered name, ``package.module[:attribute]``, ``path/to/file.py[:attribute]`` or ``command:COMMAND``.
-    Without an attribute, the module must have operations itself, or define exactly one object or class that has. Raises
-    :class:`BackendError`.
+    Without an attribute, the module must have operations itself, or define exactly one object or class with operations.
+    Raises :class:`BackendError`.
     """
     if name.startswith(PREFIX):
         return _instance(CommandBackend(name.removeprefix(PREFIX)), name)
@@ -155,9 +155,9 @@ def _backends_in(module: Any) -> list[Any]:
 
 
 def _demand_attributes_in_place(module: Any, backend: Any, name: str) -> None:
-    """Raise :class:`BackendError` for declarations beside a class: written into the module, they are not read.
+    """Raise :class:`BackendError` for declarations in the module of a class, which does not read them.
 
-    Not if any backend of the module has the attribute, whose value may then come from the module's.
+    If a backend of the module has the attribute, nothing is raised: its value may be that of the module.
     """
     if backend is module or _is_backend(module):
         return
@@ -172,7 +172,10 @@ def _demand_attributes_in_place(module: Any, backend: Any, name: str) -> None:
 
 
 def _nameless(module: Any, name: str, functions: list[str], candidates: list[Any]) -> str:
-    """Return the message for a module that has operations and no name: it may not be meant as a backend."""
+    """Return the message for a module with operations but no name.
+
+    Such a module may not be meant as a backend.
+    """
     function = functions[0]
     origin = getattr(getattr(module, function), "__module__", None)
     imported = f", imported from {origin}," if origin and origin != module.__name__ else ""
@@ -199,7 +202,7 @@ def _instance(backend: Any, name: str) -> Any:
 
 
 def contract_of(backend: Any, origin: str, device: str) -> Contract:
-    """Return a backend's contract on a device; :class:`BackendError` for an invalid declaration."""
+    """Return a backend's contract on a device. Raises :class:`BackendError` for an invalid declaration."""
     try:
         contract = Contract.of(backend, origin, device)
     except (ValueError, TypeError) as error:
@@ -208,7 +211,7 @@ def contract_of(backend: Any, origin: str, device: str) -> Contract:
 
 
 def _misspelt(backend: Any) -> dict[str, str]:
-    """Notes on public functions named nearly like an operation, which no law tries."""
+    """Notes on public functions with almost the name of an operation, which no law tries."""
     missing = [name for name in OPERATIONS if not hasattr(backend, name)]
     notes = {}
     for name in dir(backend):

@@ -34,7 +34,7 @@ def replay(
 
     ``backend`` is a backend or its name. ``seed`` determines the law's random draws. The printed inputs are those of
     the backend's call; they differ from ``arguments`` where the law changes them or makes its own. With ``hang_after``
-    the law is first checked in another process, which may crash, or take longer than so many seconds.
+    the law is first checked in another process; a crash of it, or more than so many seconds, violates the law.
     ``semantics`` are choices by which to judge although the backend does not declare them.
     """
     origin = backend if isinstance(backend, str) else getattr(backend, "name", "?")
@@ -77,7 +77,7 @@ def _print_arguments(shown: Arguments) -> None:
 
 
 def _printed(x: Any) -> str:
-    """Return an argument as text; for an array without elements, its shape."""
+    """Return an argument as text; an array without elements by its shape."""
     return f"an array of shape {x.shape}" if isinstance(x, np.ndarray) and not x.size else str(x)
 
 

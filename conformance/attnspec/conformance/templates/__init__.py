@@ -1,4 +1,4 @@
-"""Adapters to begin with, which ``attnspec init`` writes; each is right, and is replaced by the user's kernel."""
+"""Adapters that ``attnspec init`` writes: each conforms, until the user puts a kernel into it."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +13,7 @@ BUILD = {
     "c": "cc -O2 -shared -fPIC -o lib$stem.so $stem.c -lm",
     "cuda": "nvcc -O2 -shared -Xcompiler -fPIC -o lib$stem.so $stem.cu",
 }
-"""Command that builds the library of a framework, where there is one."""
+"""Commands that build an adapter's library, by framework."""
 
 TITLES = {
     "torch": "PyTorch",
@@ -24,7 +24,7 @@ TITLES = {
     "c": "C",
     "mlx": "MLX",
 }
-"""Name of each framework in texts."""
+"""Name of each framework on pages."""
 
 FRAMEWORKS = tuple(TITLES)
 
@@ -32,7 +32,7 @@ FRAMEWORKS = tuple(TITLES)
 def write_adapter(framework: str, path: Path) -> tuple[list[Path], str]:
     """Write the files of an adapter; return their paths and the command that builds its library, if any.
 
-    :class:`BackendError` unless ``path`` is a new Python file, whose name is one for a module.
+    Raises :class:`BackendError` unless ``path`` is a new file with the name of a Python module.
     """
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise BackendError(f"init: expected a file named like a Python module, such as mine.py; got {str(path)!r}")
