@@ -240,7 +240,7 @@ class Approximate(DuckArray):
         return self._squares
 
     def other_order(self, b: Self) -> tuple[Numbers, Numbers] | None:
-        """Return |x| and |wb|, if this array is xw and may be multiplied in the order x(wb).
+        """Return |x| and |wb| for a product (xw)b, for its order x(wb).
 
         None unless x, w and b are inputs. None, too, if computed operands are not rounded: the order then does not
         matter.
