@@ -1,4 +1,5 @@
-(** The rigorous bound of scaled dot-product attention, forward: what [rigorous.py] computes is what is proved here. *)
+(** The rigorous error bound of scaled dot-product attention: [rigorous.py] computes it, and
+    [tests/reference/test_proved_bound.py] compares the two. *)
 From Coq Require Import Reals List Lra Lia Permutation.
 From attnspec Require Import Sums Rounding Pooling.
 Import ListNotations.
@@ -81,7 +82,8 @@ Section Attention.
 Variables (u smallest omega weights_smallest output output_smallest : R).
 (** A relative error that all weights of a row share, such as that of a rounded logarithm of their sum. *)
 Variable lambda : R.
-(** One query q, keys k, one coordinate v of the values. A lists the attendable keys, among m keys. *)
+(** One query q, m keys k, one coordinate v of the values. A lists the attendable keys, [masked] those that a kernel may
+    include with weight 0. *)
 Variables (d m : nat) (q : nat -> R) (k : nat -> nat -> R) (v : nat -> R) (A masked : list nat).
 
 (** * The exact result *)
@@ -146,10 +148,11 @@ Record stored (w w' : nat -> R) : Prop := {
   weights_stored : forall j, In j A -> rounded omega weights_smallest (w j) (w' j);
   masked_stored : forall j, In j masked -> w' j = 0 }.
 
-(** The quotient x after n roundings, with the relative error l that a row shares. *)
+(** y is the exact quotient x with n roundings and the relative error l that a row shares. *)
 Definition quotient (n : nat) (l x y : R) : Prop :=
   exists f z, (1 - u) ^ n <= f <= / (1 - u) ^ n /\ Rabs z <= smallest /\ y = x * f * (1 + l) + z.
 
+(** y is a result of attention. A kernel divides by the sum of the weights after it has pooled the values, or before. *)
 Inductive kernel : R -> Prop :=
   | divides_after e M w w' sum_of tN tD N D l y :
       exponentials e M w -> stored w w' -> (forall j, In j A -> 0 <= w' j) ->
@@ -379,7 +382,8 @@ Qed.
 Lemma roundings_closed : 1 + roundings = (1 + growth u m) * (1 + growth u 2) * (1 + omega).
 Proof. rewrite growth_plus. unfold roundings. ring. Qed.
 
-(** Weights p without underflow, weights w within [smallest] of them, and the values as they are pooled by p. *)
+(** Exponentials p that have only relative errors, computed exponentials w within [smallest] of them, and the values
+    that p pools: o'. *)
 Section Weights.
 Variables (p w : nat -> R).
 Hypothesis p_pos : forall j, In j A -> 0 < p j.
@@ -466,7 +470,7 @@ Proof.
     + apply Rle_trans with ((1 + lost) * P); [lra|]. apply Rmult_le_compat_r; lra.
 Qed.
 
-(** The common factor of a row: n roundings of a quotient, l, and the sum D of weights. *)
+(** The relative error that a row shares: from n roundings of a quotient, from l, and from the computed sum D. *)
 Lemma common_factor D f l n : let a := (1 - lost) * (1 - u) ^ (m - 1) in a * P <= D <= / a * P ->
   (1 - u) ^ n <= f <= / (1 - u) ^ n -> (n <= 3)%nat -> (1 <= m)%nat -> Rabs l <= lambda ->
   Rabs (f * (P / D) * (1 + l) - 1) <= common.
@@ -767,7 +771,7 @@ Proof.
   assert (output * Rabs y <= output * (Rabs o + bound)) by (apply Rmult_le_compat_l; auto). lra.
 Qed.
 
-(** What a kernel may compute is not void: exact arithmetic is allowed. *)
+(** The definition of a kernel is not empty: exact arithmetic satisfies it. *)
 Lemma exactly_rounded a b x : 0 <= a -> 0 <= b -> rounded a b x x.
 Proof.
   intros. unfold rounded. replace (x - x) with 0 by ring. rewrite Rabs_R0.

@@ -6,7 +6,8 @@ Import ListNotations.
 Open Scope R_scope.
 
 Section Format.
-(** A binary format with [precision] bits, whose smallest positive number is 2^[emin]. Ties go either way. *)
+(** A binary format with [precision] bits, whose smallest positive number is 2^[emin].
+    [choice] breaks ties. *)
 Variables (precision emin : Z) (choice : Z -> bool).
 Context {precision_pos : Prec_gt_0 precision}.
 Hypothesis precise : (6 <= precision)%Z.
@@ -51,7 +52,7 @@ Proof.
   apply generic_format_bpow. unfold FLT_exp. unfold Prec_gt_0 in *. lia.
 Qed.
 
-(** (1 + δ) + η, with |δ| ≤ u/(1 + u) and |η| at most the smallest normal number *)
+(** y = x(1 + δ) + η, with |δ| ≤ u/(1 + u) and |η| at most the smallest normal number *)
 Theorem computed_model x y : computed x y ->
   exists e z, Rabs e <= u / (1 + u) /\ Rabs z <= least /\ y = x * (1 + e) + z.
 Proof.
@@ -64,7 +65,7 @@ Proof.
     + ring.
 Qed.
 
-(** 1 + δ where the exact result is no smaller than the smallest normal number *)
+(** y = x(1 + δ) where the exact result is no smaller than the smallest normal number *)
 Theorem computed_normal x y : computed x y -> least <= Rabs x ->
   exists e, Rabs e <= u / (1 + u) /\ y = x * (1 + e).
 Proof.
@@ -101,7 +102,7 @@ Proof.
       rewrite Rabs_mult. pose proof (Rabs_pos (x + y)). nra.
 Qed.
 
-(** With gradual underflow, so have all numbers of the format. *)
+(** With subnormal numbers, no sum of two numbers of the format underflows. *)
 Theorem nearest_sum x y : generic_format radix2 (FLT_exp emin precision) x ->
   generic_format radix2 (FLT_exp emin precision) y -> rounded u 0 (x + y) (nearest (x + y)).
 Proof.
@@ -243,6 +244,7 @@ Qed.
 
 (** * A program with one format, rounded to nearest after each operation, is one of the kernels. *)
 
+(** The sum of x in one order, with a rounding after each addition. *)
 Fixpoint added (x : nat -> R) (t : order) : R :=
   match t with
   | Term j => x j
@@ -250,6 +252,7 @@ Fixpoint added (x : nat -> R) (t : order) : R :=
   | Fused a _ => added x a
   end.
 
+(** An order without fused multiply-adds. *)
 Fixpoint plain (t : order) : Prop :=
   match t with Term _ => True | Plus a b => plain a /\ plain b | Fused _ _ => False end.
 
@@ -302,7 +305,7 @@ Proof.
 Qed.
 End Format.
 
-(** The formats of the classes [ieee32], [ieee64] and of weights and results in 16 bits *)
+(** The formats of float32, float64, and of weights and results in 16 bits. *)
 Theorem binary32 choice x y : computed 24 (-149) choice x y -> rounded (bpow radix2 (-24)) (bpow radix2 (-126)) x y.
 Proof. assert (P : Prec_gt_0 24) by reflexivity. apply (computed_rounded 24 (-149) choice); lia. Qed.
 
@@ -312,7 +315,7 @@ Proof. assert (P : Prec_gt_0 53) by reflexivity. apply (computed_rounded 53 (-10
 Theorem bfloat16 choice x y : computed 8 (-133) choice x y -> rounded (bpow radix2 (-8)) (bpow radix2 (-126)) x y.
 Proof. assert (P : Prec_gt_0 8) by reflexivity. apply (computed_rounded 8 (-133) choice); lia. Qed.
 
-(** Without flushing: half the smallest step *)
+(** Subnormal numbers are kept: the absolute error is half the smallest of them. *)
 Theorem binary16 choice x : rounded (bpow radix2 (-11)) (bpow radix2 (-25)) x
   (round radix2 (FLT_exp (-24) 11) (Znearest choice) x).
 Proof.
@@ -325,7 +328,7 @@ Proof.
   assert (Rabs x * Rabs e <= Rabs x * bpow radix2 (-11)) by (apply Rmult_le_compat_l; [apply Rabs_pos|auto]). lra.
 Qed.
 
-(** The bound in four precision classes, for as many features and keys as any kernel has *)
+(** The bound in four precision classes, for at most 2²⁰ features and keys. *)
 Section Classes.
 Variables (lambda : R) (d m : nat) (q : nat -> R) (k : nat -> nat -> R) (v : nat -> R) (A masked : list nat) (y result : R).
 Hypothesis lambda_pos : 0 <= lambda.
@@ -334,7 +337,8 @@ Hypothesis few_features : INR d <= bpow radix2 20.
 Hypothesis few_keys : INR m <= bpow radix2 20.
 Hypothesis attendable : A <> [].
 
-(** What is proved of a class: unit roundoff and absolute error near 0 of the accumulation, the weights, the result. *)
+(** Every result is within the bound. The arguments are the unit roundoff and the absolute error near 0 of the
+    accumulation, then of the weights, then of the result. *)
 Definition within_bound (u s omega s' out s'' : R) : Prop :=
   kernel u s omega s' lambda d m q k v A masked y -> rounded out s'' y result ->
   Rabs (result - o d q k v A) <= result_bound u s omega s' out s'' lambda d m q k v A.

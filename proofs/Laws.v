@@ -45,7 +45,7 @@ Proof.
   apply sum_ext. intros i Ii. rewrite E; auto.
 Qed.
 
-(** Keys with their values and their mask have no order: σ renames them, P of [docs/notation] is its matrix. *)
+(** The order of the keys, with their values and their mask, does not matter: s renumbers them. *)
 Theorem permutation_equivariance_of_keys d q (k v : matrix) (s : nat -> nat) A A' c :
   Permutation (map s A') A ->
   attention d q (fun j => k (s j)) (fun j => v (s j)) A' c = attention d q k v A c.

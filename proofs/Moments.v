@@ -12,15 +12,16 @@ Definition variance {W} (p : W -> R) (omega : list W) (x : W -> R) : R :=
 
 Definition dot {W} (d : nat) (q k : nat -> W -> R) (w : W) : R := sum (fun c => q c w * k c w) (seq 0 d).
 
+(** Kronecker's δ. *)
 Definition same (a b : nat) : R := if Nat.eqb a b then 1 else 0.
 
-(** Coordinates with means mu that are uncorrelated, each of variance sigma². *)
+(** Uncorrelated coordinates with means [mu], each of variance [sigma]². *)
 Definition uncorrelated {W} (p : W -> R) omega d (mu : nat -> R) sigma (x : nat -> W -> R) : Prop :=
   (forall a, (a < d)%nat -> mean p omega (x a) = mu a) /\
   (forall a b, (a < d)%nat -> (b < d)%nat ->
      mean p omega (fun w => x a w * x b w) = mu a * mu b + sigma * sigma * same a b).
 
-(** All that is used of the independence of q and k: these products of means. *)
+(** The consequences of the independence of q and k that the proofs use. *)
 Definition independent {W} (p : W -> R) omega d (q k : nat -> W -> R) : Prop :=
   (forall a, (a < d)%nat -> mean p omega (fun w => q a w * k a w) = mean p omega (q a) * mean p omega (k a)) /\
   (forall a b, (a < d)%nat -> (b < d)%nat ->

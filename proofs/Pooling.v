@@ -1,4 +1,4 @@
-(** How far errors of the scores move pooled values. *)
+(** The change of pooled values by errors of the scores. *)
 From Coq Require Import Reals List Lra Lia.
 From attnspec Require Import Sums.
 Import ListNotations.
@@ -17,7 +17,8 @@ Proof.
 Qed.
 
 Section Pooling.
-(** Keys A with exact weights α, which sum to 1, and values v. A computed weight is proportional to α_j e^(η_j). *)
+(** Keys A with exact weights α, which sum to 1, and values v. Computed weights are proportional to α_j e^(η_j)
+    with |η_j| ≤ δ_j. *)
 Variables (A : list nat) (alpha v eta delta : nat -> R).
 Hypothesis some : A <> [].
 Hypothesis alpha_pos : forall j, In j A -> 0 < alpha j.
@@ -60,7 +61,7 @@ Proof.
   apply Rmult_le_pos; [nra|]. left. apply Rinv_0_lt_compat, P.
 Qed.
 
-(** Σⱼ αⱼ expm1(δⱼ) |vⱼ − o| / L *)
+(** |o′ − o| ≤ Σⱼ αⱼ expm1(δⱼ) |vⱼ − o| / L *)
 Theorem pooling_error : Rabs (o' - o) <= sum (fun j => f j * Rabs (v j - o)) A.
 Proof.
   pose proof W_pos as PW. pose proof least_sum_pos as PL. pose proof least_sum_least as LW.
@@ -89,12 +90,12 @@ Proof.
     apply Rmult_le_compat_l; auto. apply Rmult_le_pos; auto.
 Qed.
 
-(** √(Σ fⱼ · Σ fⱼ (vⱼ − o)²), by the inequality of Cauchy and Schwarz *)
+(** |o′ − o| ≤ √(Σ fⱼ · Σ fⱼ (vⱼ − o)²), by the Cauchy–Schwarz inequality *)
 Corollary pooling_error_squares :
   Rabs (o' - o) <= sqrt (sum f A * sum (fun j => f j * ((v j - o) * (v j - o))) A).
 Proof. eapply Rle_trans; [apply pooling_error|]. apply cauchy_schwarz, f_nonneg. Qed.
 
-(** max |vⱼ − o| *)
+(** |o′ − o| ≤ max |vⱼ − o| *)
 Theorem pooling_error_farthest F : (forall j, In j A -> Rabs (v j - o) <= F) -> Rabs (o' - o) <= F.
 Proof.
   intros H. replace (o' - o) with (sum (fun j => moved j * (v j - o)) A).
@@ -106,7 +107,7 @@ Proof.
     rewrite sum_plus, sum_scal, moved_total. fold o'. ring.
 Qed.
 
-(** Σ αⱼ|vⱼ| with the weights that a kernel computes *)
+(** A bound of Σ |vⱼ|, each with the weight that a kernel computes. *)
 Theorem mass_moved V : (forall j, In j A -> Rabs (v j) <= V) ->
   sum (fun j => moved j * Rabs (v j)) A <=
     Rmin (sum (fun j => alpha j * Rabs (v j)) A / L + sum (fun j => f j * Rabs (v j)) A) V.

@@ -10,7 +10,7 @@ Definition rounded (u eta x y : R) : Prop := Rabs (y - x) <= u * Rabs x + eta.
 (** Relative error of n roundings and divisions by rounded numbers: (1 − u)⁻ⁿ − 1. *)
 Definition growth (u : R) (n : nat) : R := / (1 - u) ^ n - 1.
 
-(** Orders of summation. A product is rounded before it is added, or not (a fused multiply-add). *)
+(** Orders of summation. A product is rounded before it is added, except in a fused multiply-add. *)
 Inductive order : Type :=
   | Term (j : nat)
   | Plus (a b : order)
@@ -31,13 +31,13 @@ Inductive dot_product (u eta : R) (x y : nat -> R) : order -> R -> Prop :=
   | dot_fused a j ra r : dot_product u eta x y a ra ->
       rounded u eta (x j * y j + ra) r -> dot_product u eta x y (Fused a j) r.
 
-(** r is a computed Σ x_j of numbers that are not negative: their sums do not underflow. *)
+(** r is a computed Σ x_j. The numbers are at least 0, and their sums do not underflow. *)
 Inductive total (u : R) (x : nat -> R) : order -> R -> Prop :=
   | total_term j : total u x (Term j) (x j)
   | total_plus a b ra rb r : total u x a ra -> total u x b rb ->
       rounded u 0 (ra + rb) r -> total u x (Plus a b) r.
 
-(** The sum in one order with one rounding function, as a program computes it. *)
+(** The dot product as a program computes it, in one order and with one rounding function. *)
 Fixpoint evaluated (rnd : R -> R) (x y : nat -> R) (t : order) : R :=
   match t with
   | Term j => rnd (x j * y j)
@@ -94,7 +94,7 @@ Proof.
     pose proof growth_1. pose proof (pow_lt (1 + u) n ltac:(lra)). nra.
 Qed.
 
-(** Bernoulli's inequality: half as many roundings as 1/u err by at most 1. *)
+(** By Bernoulli's inequality, 1/(2u) roundings have a relative error of at most 1. *)
 Lemma growth_le_1 n : INR n * u <= 1 / 2 -> growth u n <= 1.
 Proof.
   intros H. assert (B : 1 - INR n * u <= (1 - u) ^ n).

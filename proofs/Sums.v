@@ -77,7 +77,7 @@ Proof.
   - pose proof (H y (or_introl eq_refl)). specialize (IH I (fun z Hz => H z (or_intror Hz))). lra.
 Qed.
 
-(** The inequality of Cauchy and Schwarz, with weights f that are not negative. *)
+(** The Cauchy–Schwarz inequality, with weights f of at least 0. *)
 Lemma cauchy_schwarz f g l : (forall x, In x l -> 0 <= f x) ->
   sum (fun x => f x * Rabs (g x)) l <= sqrt (sum f l * sum (fun x => f x * (g x * g x)) l).
 Proof.

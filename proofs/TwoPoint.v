@@ -18,6 +18,7 @@ Definition primitive : list N := [3; 7; 11; 19; 37; 67; 131; 285]%N.
 
 Definition polynomial (r : nat) : N := nth (r - 1) primitive 0%N.
 
+(** The product of a and b in GF(2^r), elements as bits of their coefficients. *)
 Fixpoint product (r bits : nat) (a b : N) : N :=
   match bits with
   | O => 0
@@ -43,6 +44,7 @@ Definition variable (r : nat) (x : N) : Prop := (1 <= x)%N /\ (x < 2 ^ N.of_nat 
 
 (** Means of products of signs. *)
 
+(** The product of the signs of the variables xs in sample s. *)
 Definition signs_of (xs : list N) (s : N -> R) : R := fold_right (fun x y => s x * y) 1 xs.
 
 Lemma signs_of_times b xs s : signs_of xs (fun x => s x * sign (b x)) = signs_of xs s * sign (fold_right xorb false (map b xs)).
@@ -83,13 +85,15 @@ Proof.
   unfold uniform. rewrite sum_const. pose proof (lt_0_INR _ (samples_nonempty bits)). field. lra.
 Qed.
 
-(** Any four columns are linearly independent: a computation. *)
+(** Any four columns are linearly independent. Coq computes this for each degree. *)
 
 Definition codes (r : nat) : list N := map (code r) (map N.of_nat (seq 1 (2 ^ r - 1))).
 
+(** The XOR of every pair of l. *)
 Fixpoint pairs (l : list N) : list N :=
   match l with [] => [] | x :: t => map (N.lxor x) t ++ pairs t end.
 
+(** The numbers of l differ from each other and from those in [seen]. *)
 Fixpoint fresh (l : list N) (seen : PositiveSet.t) : bool :=
   match l with
   | [] => true

@@ -1,4 +1,4 @@
-"""Compilation of the proofs, with the statements and the assumptions of the named theorems: ``nox -s proofs``."""
+"""Compilation of the proofs; prints the theorems and their assumptions: ``nox -s proofs``."""
 
 import re
 import shutil
@@ -9,43 +9,21 @@ import time
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-THEOREMS = {
-    "Laws": ("softmax_row_sum", "permutation_equivariance_of_keys", "permutation_equivariance", "causal_prefix"),
-    "Moments": ("dot_product_mean", "dot_product_variance", "scaled_dot_product_variance"),
-    "TwoPoint": ("two_point_design_is_exact",),
-    "Rounding": ("evaluated_dot_product", "dot_product_error", "total_error", "three_roundings"),
-    "Pooling": ("pooling_error", "pooling_error_squares", "pooling_error_farthest", "mass_moved"),
-    "Bound": ("attention_bound", "exact_kernel", "empty_row"),
-    "Formats": (
-        *(
-            "computed_model",
-            "computed_normal",
-            "computed_rounded",
-            "computed_sum",
-            "nearest_sum",
-            "scale_by_reciprocal",
-            "scale_by_division",
-        ),
-        *("exponent_to_base_e", "exponent_to_base_2", "quotient_by_division", "quotient_by_reciprocal"),
-        *("binary32", "binary64", "bfloat16", "binary16"),
-        *("nearest_kernel", "ieee32", "ieee64", "mixed_bfloat16", "mixed_float16"),
-    ),
-}
-"""Theorems by file, whose statements and assumptions are printed."""
-
 ALLOWED = (
     "ClassicalDedekindReals.sig_not_dec",
     "ClassicalDedekindReals.sig_forall_dec",
     "FunctionalExtensionality.functional_extensionality_dep",
     "Classical_Prop.classic",
 )
-"""Assumptions of Coq's real numbers, and no other."""
+"""Axioms of Coq's real numbers; theorems may use no others."""
 
 UNPROVED = re.compile(r"\b(Admitted|admit|Axioms?|Parameters?|Conjecture|Abort|bypass_check|Unset Guard Checking)\b")
-"""Commands by which a file claims what it does not prove."""
+"""Commands that assume a statement or skip a check."""
+
+THEOREM = re.compile(r"^(?:Theorem|Corollary) (\w+)", re.MULTILINE)
 
 SECONDS = 120
-NEEDED = "coqc is missing. Debian and Ubuntu have it: apt-get install coq libcoq-flocq"
+"""Time limit for all files together."""
 
 
 def files() -> list[str]:
@@ -63,10 +41,19 @@ def without_comments(text: str) -> str:
     return text
 
 
+def code(name: str) -> str:
+    """Return the text of a file without comments."""
+    return without_comments((FOLDER / name).read_text("utf-8"))
+
+
 def unproved() -> list[str]:
     """Return commands that assume something, with their files."""
-    texts = ((name, without_comments((FOLDER / name).read_text("utf-8"))) for name in files())
-    return [f"{name}: {match}" for name, text in texts for match in UNPROVED.findall(text)]
+    return [f"{name}: {match}" for name in files() for match in UNPROVED.findall(code(name))]
+
+
+def theorems() -> list[str]:
+    """Return the names of all theorems, with their modules."""
+    return [f"{Path(name).stem}.{theorem}" for name in files() for theorem in THEOREM.findall(code(name))]
 
 
 def assumptions(output: str) -> list[str]:
@@ -89,9 +76,9 @@ def compiled(folder: Path, name: str, deadline: float) -> str:
 
 
 def main() -> None:
-    """Compile all files in a temporary folder, print the theorems, and exit with 1 if anything is assumed."""
+    """Compile all files in a temporary folder, print the theorems, and exit with 1 if they assume more."""
     if not shutil.which("coqc"):
-        sys.exit(f"proofs: {NEEDED}")
+        sys.exit("proofs: coqc is missing. Debian and Ubuntu have it: apt-get install coq libcoq-flocq")
     if claims := unproved():
         sys.exit(f"proofs: nothing may be assumed; found {', '.join(claims)}")
     start = time.monotonic()
@@ -102,9 +89,9 @@ def main() -> None:
             began = time.monotonic()
             compiled(folder, name, start + SECONDS)
             print(f"{name}: {time.monotonic() - began:.1f} s")
-        modules = " ".join(THEOREMS)
-        header = f"From Coq Require Import Reals List Permutation.\nFrom attnspec Require Import Sums {modules}.\n"
-        names = [f"{module}.{name}" for module, theorems in THEOREMS.items() for name in theorems]
+        modules = " ".join(Path(name).stem for name in files())
+        header = f"From Coq Require Import Reals List Permutation.\nFrom attnspec Require Import {modules}.\n"
+        names = theorems()
         checks = "".join(f"Check {name}.\n" for name in names)
         # One tuple of all theorems, since the assumptions of each take two seconds to collect.
         together = f"Definition theorems := ({', '.join(f'@{name}' for name in names)}).\nPrint Assumptions theorems.\n"

@@ -1,8 +1,7 @@
-"""Evaluation of the bound that ``proofs/Bound.v`` states, from its own text, over arrays of inputs."""
+"""Evaluation of the definitions in ``proofs/Bound.v``, read from its text, over arrays of inputs."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,25 @@ BEGIN, END = "(** * The exact result *)", "(** * What a kernel may compute *)"
 DEFINITION = re.compile(r"^Definition (\w+)(?: \(\w+ : nat\))? : R :=\s+(.*?)\.$", re.MULTILINE | re.DOTALL)
 TOKEN = re.compile(r"\s*(=>|[A-Za-z_]\w*|\d+|[-+*/()])")
 
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": np.add,
+    "-": np.subtract,
+    "*": np.multiply,
+    "/": np.true_divide,
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "Rmin": np.minimum,
+    "Rabs": np.abs,
+    "INR": float,
+    "sqrt": np.sqrt,
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "growth": lambda u, n: np.expm1(-n * np.log1p(-u)),
+}
+
 
 def definitions(text: str = STATEMENT) -> dict[str, str]:
-    """Definitions of the exact result and of the bound, in their order."""
+    """Texts of the definitions of the exact result and of the bound, by name."""
     return dict(DEFINITION.findall(text[text.index(BEGIN) : text.index(END)]))
 
 
@@ -44,7 +59,7 @@ class Parser:
             raise ValueError(f"statement: expected {expected}; got {token!r}")
         return token
 
-    def whole(self) -> Tree:
+    def expression(self) -> Tree:
         return self.chain(("+", "-"), lambda: self.chain(("*", "/"), self.negated))
 
     def chain(self, operators: tuple[str, ...], part: Callable[[], Tree]) -> Tree:
@@ -68,17 +83,17 @@ class Parser:
                 continue
             if self.unread[0] == "fun":
                 self.take()
-                self.take()  # the variable: every array has its axis anyway
+                self.take()  # The variable has no value: it stands for an axis of the arrays.
                 self.take("=>")
-            yield self.whole()
+            yield self.expression()
             self.take(")")
 
 
 class Statement:
-    """The definitions for arrays of shape (batch, keys, features); bound variables are axes.
+    """The definitions for arrays of shape (batch, keys, features), whose axes stand for bound variables.
 
-    ``inputs`` holds the variables of the section: q (batch, 1, d), k (batch, m, d), v (batch, m, 1), numbers, and the
-    attendable keys A (batch, m, 1).
+    ``inputs`` holds the variables of Coq's section: numbers, the arrays q (batch, 1, d), k (batch, m, d) and
+    v (batch, m, 1), and a mask of the attendable keys, A (batch, m, 1).
     """
 
     def __init__(self, inputs: Mapping[str, Any], texts: Mapping[str, str] | None = None) -> None:
@@ -88,17 +103,9 @@ class Statement:
     def __getitem__(self, name: str) -> Any:
         if name not in self.values:
             parser = Parser(self.texts[name])
-            self.values[name] = self.value(parser.whole())
+            self.values[name] = self.value(parser.expression())
             parser.take("")
         return self.values[name]
-
-    @cached_property
-    def functions(self) -> Mapping[str, Callable[..., Any]]:
-        def growth(u: float, n: int) -> Any:
-            return np.expm1(-n * np.log1p(-u))
-
-        ours: dict[str, Callable[..., Any]] = {"Rmin": np.minimum, "Rabs": np.abs, "INR": float, "growth": growth}
-        return {**ours, "sqrt": np.sqrt, "exp": np.exp, "expm1": np.expm1}
 
     def value(self, tree: Tree) -> Any:
         kind, *parts = tree
@@ -110,14 +117,7 @@ class Statement:
             return -self.value(parts[0])
         if kind == "apply":
             return self.applied(*parts)
-        a, b = map(self.value, parts)
-        operators: dict[str, Callable[[Any, Any], Any]] = {
-            "+": np.add,
-            "-": np.subtract,
-            "*": np.multiply,
-            "/": np.true_divide,
-        }
-        return operators[kind](a, b)
+        return OPERATORS[kind](*map(self.value, parts))
 
     def applied(self, function: Tree, arguments: list[Tree]) -> Any:
         name = function[1]
@@ -130,6 +130,6 @@ class Statement:
                 return np.where(keys, terms, -np.inf).max(1, keepdims=True)
             assert (name, over) == ("sum", ("apply", ("name", "seq"), [("number", 0), ("name", "d")]))
             return terms.sum(2, keepdims=True)
-        if name in self.functions:
-            return self.functions[name](*map(self.value, arguments))
-        return self[name]  # an array; its arguments are bound variables
+        if name in FUNCTIONS:
+            return FUNCTIONS[name](*map(self.value, arguments))
+        return self[name]  # The array holds the values for all arguments, which are bound variables.

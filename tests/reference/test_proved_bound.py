@@ -22,8 +22,8 @@ from tests.statement import Statement, definitions
 
 Array = np.ndarray[Any, Any]
 DTYPES = {"ieee32": np.float32, "ieee64": np.float64, "mixed-float16": np.float16, "mixed-bfloat16": ml_dtypes.bfloat16}
-WIDER = 1.002
-"""Largest quotient of computed and proved bound: it allows for the oracle's roundings."""
+LARGEST_RATIO = 1.002
+"""Largest quotient of computed and proved bound, since the computed one includes the oracle's roundings."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Inputs:
     attendable: Array
 
     def bound(self, monkeypatch: pytest.MonkeyPatch) -> Judged:
-        """The rigorous bound alone, without the smaller statistical budget."""
+        """The rigorous bound alone: the infinite width makes the statistical budget the larger of the two."""
         arguments = {"query": self.query, "key": self.key, "value": self.value}
         with monkeypatch.context() as patch:
             patch.setattr(budgets, "WIDTH", np.inf)
@@ -61,6 +61,7 @@ class Inputs:
         statement = Statement({**numbers, "q": q, "k": k, "v": v, "A": self.attendable}, texts)
         total = np.where(self.attendable, np.exp(statement["shifted"]), 0).sum(1, keepdims=True)
         logarithm = np.where(total == 1, 0, np.abs(statement["highest"] + np.log(total)))
+        # The budget allows weights exp(e − log Σ exp e), which share the error of the rounded logarithm.
         statement.values["lambda"] = 2 * p.accumulation * logarithm
         return statement
 
@@ -88,7 +89,7 @@ def draws(seed: int, shapes: int, count: int) -> Iterator[Inputs]:
 
 
 def ratios(inputs: Inputs, monkeypatch: pytest.MonkeyPatch, texts: dict[str, str] | None = None) -> Array:
-    """The bound that is computed, divided by the one that is proved."""
+    """Computed bounds divided by the proved ones."""
     ratio: Array = inputs.bound(monkeypatch).budget / inputs.statement(texts)["result_bound"]
     return ratio
 
@@ -103,16 +104,16 @@ def test_growth_is_the_function_of_the_proofs() -> None:
             assert abs(Statement({"u": u, "n": n}, {"g": "growth u n"})["g"] / growth(u, n) - 1) < 2.0**-50
 
 
-def equal(ratio: Array) -> bool:
-    return bool(ratio.min() >= 1 - 2.0**-50 and ratio.max() <= WIDER)
+def agrees(ratio: Array) -> bool:
+    return bool(ratio.min() >= 1 - 2.0**-50 and ratio.max() <= LARGEST_RATIO)
 
 
 def test_the_bound_is_the_proved_one_on_ten_thousand_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(equal(ratios(inputs, monkeypatch)) for inputs in draws(1, 100, 100))
+    assert all(agrees(ratios(inputs, monkeypatch)) for inputs in draws(1, 100, 100))
 
 
 def test_the_bound_of_a_score_is_the_proved_one() -> None:
-    """Also among the smallest numbers, whose errors the bound of a result does not show."""
+    """Small products underflow, which hardly changes the bound of a result."""
     for inputs in draws(2, 8, 5):
         for scale in (1.0, 2.0**-60, 2.0**-63):
             small = Inputs(CLASSES["ieee32"], inputs.query * scale, inputs.key * scale, inputs.value, inputs.attendable)
@@ -125,25 +126,25 @@ def test_the_bound_of_a_score_is_the_proved_one() -> None:
 
 TEXTS = definitions()
 CONSTANTS = [(name, *match.span()) for name, text in TEXTS.items() for match in re.finditer(r"\b\d+\b", text)]
-UNSEEN = {"score", "magnitude", "dot_error"}
-"""Constants of sums from 0, and those that only the test of scores shows."""
+NOT_CHANGED = {"score", "magnitude", "dot_error"}
+"""The first two have only the 0 with which a sum begins; the test of scores covers the last."""
 
 
-@pytest.mark.parametrize(("name", "start", "end"), [x for x in CONSTANTS if x[0] not in UNSEEN])
+@pytest.mark.parametrize(("name", "start", "end"), [x for x in CONSTANTS if x[0] not in NOT_CHANGED])
 def test_no_constant_of_the_statement_can_change(
     name: str, start: int, end: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    noticed = []
     for change in (-1, 1):
         constant = str(int(TEXTS[name][start:end]) + change)
         texts = {**TEXTS, name: TEXTS[name][:start] + constant + TEXTS[name][end:]}
         with np.errstate(all="ignore"):
-            seen.append(not all(equal(ratios(inputs, monkeypatch, texts)) for inputs in draws(0, 24, 20)))
-    assert any(seen), "neither a smaller nor a larger constant is noticed"
+            noticed.append(not all(agrees(ratios(inputs, monkeypatch, texts)) for inputs in draws(0, 24, 20)))
+    assert any(noticed), "neither a smaller nor a larger constant is noticed"
 
 
 def test_the_bound_of_many_weights_is_at_least_the_proved_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their errors are in single precision, where squares underflow: the sum of `Pooling.pooling_error` counts."""
+    """Their squares may underflow in single precision, so the smaller sum of `Pooling.pooling_error` is compared."""
     texts = {**TEXTS, "weighting": "Rmin (sum (fun j => factor j * Rabs (v j - o)) A) farthest"}
     large = [inputs for inputs in draws(7, 24, 2000) if inputs.attendable.size >= MANY_WEIGHTS]
     assert len(large) > 5
@@ -160,7 +161,7 @@ class Kernel:
 
     order: str = "sequential"
     scale: str = "after"
-    base: int = 2
+    exponential: str = "exp2"
     divides: str = "after"
     sums: str = "unrounded"
 
@@ -204,7 +205,7 @@ class Kernel:
         e = e * (1 / root) if self.scale == "after" else e / root if self.scale == "division" else e
         keys = attendable[:, 0]
         shifted = np.where(keys, e - np.where(keys, e, -np.inf).max(0), -np.inf)
-        w = np.exp2(shifted * dtype(1 / np.log(2))) if self.base == 2 else np.exp(shifted)
+        w = np.exp2(shifted * dtype(1 / np.log(2))) if self.exponential == "exp2" else np.exp(shifted)
         if self.divides == "before":
             w = w / self.total(w)
             return self.dot(w.astype(stored).astype(dtype), v[:, 0]).astype(stored)
@@ -217,7 +218,7 @@ class Kernel:
 KERNELS = [
     Kernel(),
     Kernel("reversed", "before", divides="by reciprocal"),
-    Kernel("fused", "division", 10),
+    Kernel("fused", "division", "exp"),
     Kernel("tree", sums="rounded"),
     Kernel("sequential", "division", divides="before"),
     Kernel("fused", "before", sums="rounded"),
@@ -232,7 +233,7 @@ def test_honest_kernels_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch) -
             error = np.abs(kernel(inputs) - bound.value[:, 0, 0])
             largest[kernel] = max(largest[kernel], float((error / bound.budget[:, 0, 0]).max()))
     assert max(largest.values()) <= 1
-    assert min(largest.values()) > 0.05, largest  # the bound is not far above what they err
+    assert min(largest.values()) > 0.05, largest  # The bound is not far above their errors.
 
 
 def test_a_kernel_may_divide_by_the_sum_of_rounded_weights(monkeypatch: pytest.MonkeyPatch) -> None:

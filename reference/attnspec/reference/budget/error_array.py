@@ -34,7 +34,7 @@ UNKNOWN = 1e100
 """An unknown error, where first-order propagation fails. It is finite so that its product with 0 is 0."""
 
 CHUNK = 64
-"""Steps of a recurrence that implementations compute together, at most in all that are known."""
+"""Largest number of steps of a recurrence that known implementations compute together."""
 
 MARGIN = 8.0
 """Errors by which two numbers may differ while rounding can still exchange their order."""
@@ -240,9 +240,10 @@ class Approximate(DuckArray):
         return self._squares
 
     def other_order(self, b: Self) -> tuple[Numbers, Numbers] | None:
-        """Return the magnitudes of x and wb for a product (xw)b of three inputs; they belong to the order x(wb).
+        """Return |x| and |wb| for a product (xw)b, for its order x(wb).
 
-        None for any other product, and if computed operands are not rounded, since the order then does not matter.
+        None unless x, w and b are inputs. None, too, if computed operands are not rounded: the order then does not
+        matter.
         """
         if self.factors is None or not b.is_input or not self.precision.operand:
             return None
@@ -305,9 +306,10 @@ class Approximate(DuckArray):
     def _applied(self, ufunc: Any, value: Numbers, operands: Sequence[Self]) -> Self:
         """Return ``value``, the result of a NumPy function, with the errors that its rule derives."""
         # Numbers counted from integers have a class of their own (`counting`); the other operand's class rounds.
+        rounding = self
         if len(operands) == 2 and operands[0].precision is not operands[1].precision:
-            self = next(x for x in operands if x.precision is not counting(x.precision))
-        result: Self = getattr(self, f"_{ufunc.__name__}")(value, *operands)
+            rounding = next(x for x in operands if x.precision is not counting(x.precision))
+        result: Self = getattr(rounding, f"_{ufunc.__name__}")(value, *operands)
         if ufunc is not np.matmul:
             for x in operands:
                 if x.equal_terms:
@@ -377,13 +379,13 @@ class Approximate(DuckArray):
         return factors
 
     def _decayed_state(self, factors: Self) -> Self:
-        """The product, whose terms keep their magnitudes."""
+        """Product of the state and decay factors; ``scale`` keeps the terms' magnitudes."""
         decayed: Self = factors * self
         decayed.scale = np.abs(as_double(factors.value)) * self.magnitude_in_sums
         return decayed
 
     def _written_state(self, product: Self) -> Self:
-        """The sum, whose terms keep their magnitudes."""
+        """Sum of the state and a product; ``scale`` adds their magnitudes."""
         written: Self = self + product
         written.scale = self.magnitude_in_sums + product.magnitude
         return written

@@ -16,7 +16,6 @@ DOUBLE = np.dtype(np.float64)
 SINGLE = 2.0**-24
 """The unit roundoff of float32."""
 
-
 # These NumPy functions move numbers without computing, so the same call moves values and errors.
 MOVES = frozenset(
     {
@@ -47,7 +46,7 @@ class Softmax(NamedTuple):
 
 
 def growth(u: float, roundings: int) -> float:
-    """Relative error of so many roundings and divisions by rounded numbers: (1 − u)⁻ⁿ − 1."""
+    """Relative error of n roundings or divisions by rounded numbers: (1 − u)⁻ⁿ − 1."""
     return math.expm1(-roundings * math.log1p(-u))
 
 
@@ -150,6 +149,7 @@ def repeated_terms(x: Numbers, rows: int = 4) -> float:
     """Largest number of equal nonzero terms in a row, over a sample of rows."""
     if x.size == 0 or x.shape[-1] < 2:
         return 1.0
+    # A few rows show that most arrays have no equal terms. Otherwise rows with nonzero terms are counted.
     flat = x.reshape(-1, x.shape[-1])
     ordered = flat[:: -(-len(flat) // rows)].copy()
     ordered.sort()
@@ -190,4 +190,5 @@ def counting(precision: Precision) -> Precision:
     """
     accumulation = min(precision.accumulation, SINGLE)
     exact_class = replace(precision, operand=0.0, stored=0.0, accumulation=accumulation)
+    # Callers compare classes by identity.
     return precision if exact_class == precision else exact_class

@@ -36,7 +36,7 @@ def _own_roundings(u: float) -> float:
 
 
 class Rigorous(Approximate):
-    """Numbers whose ``error`` bounds the error of each."""
+    """Numbers, each with an ``error`` that its rounding error cannot exceed."""
 
     sum_units = 12.0  # two sums of 64 decays by a tree of 6 levels
 
@@ -46,6 +46,7 @@ class Rigorous(Approximate):
         magnitude = np.abs(value)
         reach = magnitude + error
         self._note_peak(reach, magnitude, error)
+        # In place: the magnitude reached becomes the error bound.
         reach *= units * p.accumulation + p.stored
         reach += error
         if p.smallest:
@@ -62,13 +63,12 @@ class Rigorous(Approximate):
             largest = float(np.where((error >= UNKNOWN / 2) & np.isfinite(error), magnitude, reach).max())
         self.extremes.peak = max(self.extremes.peak, np.inf if np.isnan(largest) else largest)
 
-    def _error_of_terms(self, *terms: Self) -> Numbers:
+    def _error_of_terms(self, a: Self, b: Self) -> Numbers:
         """Error bound of a sum's operands, including their rounding if they are computed."""
-        first, second = terms
-        error: Numbers = first.error + second.error
+        error: Numbers = a.error + b.error
         u = self.precision.term
         if u:
-            error = error + sum((u * x.magnitude for x in terms if not x.is_input), 0.0)
+            error = error + sum((u * x.magnitude for x in (a, b) if not x.is_input), 0.0)
         return error
 
     def _add(self, value: Numbers, a: Self, b: Self) -> Self:
@@ -98,8 +98,6 @@ class Rigorous(Approximate):
         error = np.where(least > 0, (a.error + np.abs(value) * b.error) / np.where(least > 0, least, 1), np.inf)
         # A product with the reciprocal rounds twice, and the reciprocal may have been computed from a rounded root.
         return self._rounded(value, error, 3.0)
-
-    _true_divide = _divide
 
     def _square(self, value: Numbers, a: Self) -> Self:
         if a.between is None:
@@ -158,7 +156,7 @@ class Rigorous(Approximate):
             error = error + magnitudes_product(a.error, right + b.error)
         if b.has_errors:
             error = error + magnitudes_product(left, b.error)
-        # (xw)b may be computed as x(wb): the other order rounds wb. ``factors`` tells the next product x and w.
+        # (xw)b may be computed as x(wb): the other order rounds wb. ``factors`` keeps x and w for the next product.
         other = a.other_order(b)
         if other is not None:
             error = error + p.operand * (other[0] @ other[1])
@@ -169,9 +167,10 @@ class Rigorous(Approximate):
     def _pooling_error(self, a: Self, b: Self, value: Numbers) -> Numbers:
         """Error bound of pooled values o = Σ αⱼ vⱼ: Definition ``bound`` of ``proofs/Bound.v``.
 
-        The weights contribute at most Σ αⱼ expm1(δⱼ) |vⱼ − o| / L, where δⱼ bounds the error of a score and L is the
-        least sum, and at most the distance to the farthest value. By the Cauchy–Schwarz inequality, this sum is at most
-        √(Σ fⱼ · Σ fⱼ (vⱼ − o)²), fⱼ = αⱼ expm1(δⱼ) / L (``factor``): matrix products, not n·m·d_v terms.
+        The weights contribute at most Σ αⱼ expm1(δⱼ) |vⱼ − o| / L, where δⱼ bounds the error of an exponent and L is
+        the least sum, and at most the distance to the farthest value. By the Cauchy–Schwarz inequality, this sum is at
+        most √(Σ fⱼ · Σ fⱼ (vⱼ − o)²) with fⱼ = αⱼ expm1(δⱼ) / L (``factor``). That takes matrix products instead of
+        n·m·d_v terms.
         """
         p, w = self.precision, a.weights
         alpha, v = a.value, b.value
@@ -185,13 +184,13 @@ class Rigorous(Approximate):
         rounding = 4 * (v.shape[-2] + 4) * SINGLE if singly_multiplied(factor, squared) else 2.0**-50
         spread = np.maximum(spread, 0) + rounding * (squares + square)
         reached = w.attendable.any(-2)[..., None]  # keys that some query may attend to
-        all_reached, inf = bool(reached.size and reached.all()), np.inf
+        all_reached = bool(reached.size and reached.all())
 
         def among(x: Numbers, otherwise: float) -> Numbers:
             return x if all_reached else np.where(reached, x, otherwise)
 
-        highest = among(v, -inf).max(axis=-2, keepdims=True, initial=-inf)
-        lowest = among(v, inf).min(axis=-2, keepdims=True, initial=inf)
+        highest = among(v, -np.inf).max(axis=-2, keepdims=True, initial=-np.inf)
+        lowest = among(v, np.inf).min(axis=-2, keepdims=True, initial=np.inf)
         farthest = np.maximum(np.maximum(highest - value, value - lowest), 0)
         farthest = np.where(np.isfinite(farthest), farthest, 0)
         weighting = np.where(w.unbounded, farthest, np.minimum(np.sqrt(total * spread), farthest))

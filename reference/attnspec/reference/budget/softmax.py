@@ -1,8 +1,8 @@
 """Standard deviations and rigorous bounds of softmax weights, from the errors of the scores.
 
 Softmax is treated as one step, since its shift by the maximum of the row cancels exactly. ``docs/budget.md`` derives
-the formulas. :func:`~attnspec.reference.budget.judged` uses the smaller of both budgets. The factors 0.6 u and 0.5 u of
-standard deviations are those of :mod:`~attnspec.reference.budget.statistical`.
+the formulas. :func:`~attnspec.reference.budget.judged` uses the smaller of the two budgets. The factors 0.6 u and 0.5 u
+of standard deviations are those of :mod:`~attnspec.reference.budget.statistical`.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ EQUAL = (4 / 3) ** 0.5 / WIDTH
 """Standard deviation of a sum's error per equal term, in unit roundoffs of the sum.
 
 A running sum rounds k equal terms in the same direction, by at most one unit of the sum each. So its error is at most
-h = k units, but is likely to come near: eight standard deviations of h/8 would leave no room for other errors. With
+h = k units, but likely to be near that: eight standard deviations of h/8 would leave no room for other errors. With
 4/3 h² in the sum of squares, the budget is at least h plus 4 standard deviations σ of the others, because
 (h + 4σ)² ≤ 4/3 h² + (8σ)².
 """
@@ -40,7 +40,7 @@ MANY_WEIGHTS = 2**16
 """Number of weights from which their errors are computed in single precision, to save time."""
 
 LARGEST_EXPONENT = 700.0
-"""Exponents beyond this overflow in double precision."""
+"""Limit of exponents, a little below the overflow of exp in double precision."""
 
 LARGEST_INCREASE = 2.0**50
 """Increase of a weight beyond which only the distance of values bounds errors."""
@@ -68,17 +68,17 @@ def statistical_weights(
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Return weights, their standard deviations, repeats and common variance, from the scores' standard deviations.
 
-    The first two have shape (..., n, m). Of shape (..., n, 1), repeats is the largest number of equal scores in a row
-    and the common variance that of the relative error that all weights of a row share. Where ``common`` is False,
-    shared errors are left out of all results.
+    The first two have shape (..., n, m), the others (..., n, 1). Repeats are the largest number of equal scores in a
+    row. The common variance is that of the relative error that all weights of a row share. If ``common`` is False,
+    such shared errors are left out of all results.
     """
     p, u = precision, precision.accumulation
     weights, shifted, attendable, _, logarithm, masked = softmax
     dtype = _dtype_of_errors(weights, p)
-    alpha, drop, errors = (x.astype(dtype, copy=False) for x in (weights, shifted, errors))
+    alpha, shifted, errors = (x.astype(dtype, copy=False) for x in (weights, shifted, errors))
     error = np.where(attendable, errors, dtype.type(0)) if masked else errors
     # Arrays of all pairs are overwritten where possible, since reading and writing memory takes most of the time.
-    reach = u**2 * (1 + drop**2)
+    reach = u**2 * (1 + shifted**2)
     reach += error**2
     np.sqrt(reach, out=reach)
     np.minimum(reach, 1.0, out=reach)
@@ -103,7 +103,7 @@ def statistical_weights(
     variance /= least_sum**2
     repeats, shared = np.ones(logarithm.shape), np.zeros(logarithm.shape)
     if common:
-        repeats = _largest_multiplicity(drop, attendable)
+        repeats = _largest_multiplicity(shifted, attendable)
         shared = variance_of_sum(repeats, _keys(softmax), u) + error_of_logarithm(softmax, p) ** 2
     variance += (u**2 + shared).astype(dtype)
     sigma = np.sqrt(variance, out=variance)
@@ -132,7 +132,7 @@ def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) ->
         errors = np.where(attendable, errors, dtype.type(0))
     delta = np.abs(shifted, dtype=dtype, casting="same_kind")
     delta *= 3 * u
-    # Scores of −∞ have weight 0 however they err. Those of an infinite query or key, whose errors are NaN, stay open.
+    # Scores of −∞ have weight 0 however they err. Those of infinite queries or keys, with errors NaN, are left open.
     weightless = np.isinf(delta) & ~np.isnan(errors)
     if weightless.any():
         delta[weightless] = 0
@@ -141,7 +141,7 @@ def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) ->
     delta += 6 * u * (1 + errors.max(-1, keepdims=True, initial=0.0))
     large = bool(delta.max(initial=0.0) > 1)
     exponents = shifted + delta.astype(np.float64) if large else None
-    # Exponentials of more overflow in this dtype.
+    # Larger exponents would overflow in this dtype.
     np.minimum(delta, LARGEST_EXPONENT if dtype == np.float64 else LARGEST_EXPONENT / 8, out=delta)
     least_sum = _least_sum(alpha, delta) * (1 - 16 * epsilon)
     relative = np.expm1(delta)
@@ -149,7 +149,7 @@ def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) ->
     increase = np.multiply(alpha, relative, out=relative)
     unbounded = np.zeros(least_sum.shape, bool)
     if exponents is not None:
-        # Where α underflows and δ is large, their product need not: a kernel may give the key all the weight.
+        # Where α underflows and δ is large, α exp δ may not: a kernel may give the key all the weight.
         exponents += np.log(np.maximum(as_double(weights).max(-1, keepdims=True, initial=0.0), LEAST_SINGLE))
         grown = np.exp(np.minimum(exponents, LARGEST_EXPONENT)) - weights
         grown = np.where((delta > 1) & attendable, grown, increase)
@@ -178,18 +178,17 @@ def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) ->
 def _dtype_of_errors(weights: Numbers, precision: Precision) -> np.dtype[Any]:
     """Return single precision for the errors of many weights, else double.
 
-    Relative errors of weights are at least that of the accumulation, so that single precision holds their squares, too.
+    Relative errors of weights are at least that of the accumulation, so single precision also holds their squares.
     """
     large = weights.size >= MANY_WEIGHTS and precision.accumulation >= SINGLE
     return np.dtype(np.float32 if large else np.float64)
 
 
 def equal_sum(terms: Numbers) -> Numbers:
-    """Largest error of a running sum of equal terms.
+    """Largest error of a running sum of equal terms, in unit roundoffs of the sum.
 
-    It is in unit roundoffs of the sum. The k-th partial sum kv is rounded by at most u 2^⌊log₂ kv⌋. These add up most
-    where nv is 4/3 of a power of two: to 3/8 (n + 1) u nv for many terms, and to 7 % more for a few, for which
-    ``EQUAL`` leaves room.
+    The k-th partial sum kv is rounded by at most u 2^⌊log₂ kv⌋. These add up most where nv is 4/3 of a power of two: to
+    3/8 (n + 1) u nv for many terms, and to 7 % more for a few, for which ``EQUAL`` leaves room.
     """
     bound: Numbers = 3 / 8 * (terms + 1)
     return bound
@@ -203,9 +202,9 @@ def variance_of_sum(repeats: Numbers, keys: Numbers | int, u: float) -> Numbers:
 
 
 def error_of_logarithm(softmax: Softmax, precision: Precision) -> Numbers:
-    """Relative error that a row's weights share if computed as exp(e − L).
+    """Standard deviation of the error shared by a row's weights exp(e − L).
 
-    L is the rounded logarithm of the sum.
+    It is relative to the weight; L is the rounded logarithm of the sum.
     """
     error: Numbers = 0.6 * precision.accumulation * softmax.logarithm
     return error
@@ -225,9 +224,9 @@ def statistical_sums(softmax: Softmax, errors: Numbers, precision: Precision) ->
     The derivative of the logarithm by a score is its weight. Errors that the scores of a row share add linearly.
     """
     u = precision.accumulation
-    alpha, drop, attendable = as_double(softmax.weights), as_double(softmax.shifted), softmax.attendable
-    score_errors = np.where(attendable, np.sqrt(errors**2 + u**2 * (1 + drop**2)), 0.0)
-    repeats = _largest_multiplicity(drop, attendable)
+    alpha, shifted, attendable = as_double(softmax.weights), as_double(softmax.shifted), softmax.attendable
+    score_errors = np.where(attendable, np.sqrt(errors**2 + u**2 * (1 + shifted**2)), 0.0)
+    repeats = _largest_multiplicity(shifted, attendable)
     summing = u**2 + variance_of_sum(repeats, _keys(softmax), u)
     variance: Numbers = (alpha * score_errors).sum(-1, keepdims=True) ** 2 + summing
     return variance[..., 0]
@@ -236,9 +235,9 @@ def statistical_sums(softmax: Softmax, errors: Numbers, precision: Precision) ->
 def rigorous_sums(softmax: Softmax, scores: Numbers, errors: Numbers, precision: Precision) -> Numbers:
     """Error bounds of log Σ exp per row, shape (..., n), from the scores' bounds."""
     u = precision.accumulation
-    drop, attendable = softmax.shifted, softmax.attendable
-    score_errors = np.where(attendable, errors + 3 * u * np.abs(drop) + 6 * u, 0.0)
-    error = _growth(softmax.weights, drop, score_errors)[..., 0] + (drop.shape[-1] + 2) * u
+    shifted, attendable = softmax.shifted, softmax.attendable
+    score_errors = np.where(attendable, errors + 3 * u * np.abs(shifted) + 6 * u, 0.0)
+    error = _error_of_log_sum(softmax.weights, shifted, score_errors)[..., 0] + (shifted.shape[-1] + 2) * u
     bound: Numbers = error + 2 * u * np.where(attendable, np.abs(scores), 0).max(-1, initial=0.0)
     return bound
 
@@ -250,33 +249,33 @@ def statistical_logarithms(softmax: Softmax, errors: Numbers, precision: Precisi
     the errors of the vector from which all of them were computed; in the sum, these add linearly.
     """
     u = precision.accumulation
-    value, alpha, drop, logarithm = _logarithms(softmax)
-    score_variance = errors**2 + u**2 * (1 + drop**2)
+    value, alpha, shifted, _ = _logarithms(softmax)
+    score_variance = errors**2 + u**2 * (1 + shifted**2)
     of_sum = (alpha * np.sqrt(score_variance)).sum(-1, keepdims=True)
-    repeats = _largest_multiplicity(drop, np.ones(drop.shape, bool))
-    summing = u**2 + variance_of_sum(repeats, drop.shape[-1], u) + (0.6 * u * logarithm) ** 2
+    repeats = _largest_multiplicity(shifted, np.ones(shifted.shape, bool))
+    summing = u**2 + variance_of_sum(repeats, shifted.shape[-1], u) + error_of_logarithm(softmax, precision) ** 2
     return value, score_variance + of_sum**2 + summing
 
 
 def rigorous_logarithms(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
     """Logarithms of softmax weights and error bounds, both (..., m), from the scores' bounds."""
     u = precision.accumulation
-    value, alpha, drop, logarithm = _logarithms(softmax)
-    score_errors = errors + 3 * u * np.abs(drop) + 6 * u
-    of_sum = _growth(alpha, drop, score_errors)
-    return value, score_errors + of_sum + (drop.shape[-1] + 2) * u + 2 * u * logarithm
+    value, alpha, shifted, logarithm = _logarithms(softmax)
+    score_errors = errors + 3 * u * np.abs(shifted) + 6 * u
+    of_sum = _error_of_log_sum(alpha, shifted, score_errors)
+    return value, score_errors + of_sum + (shifted.shape[-1] + 2) * u + 2 * u * logarithm
 
 
-def _growth(alpha: Numbers, drop: Numbers, score_errors: Numbers) -> Numbers:
-    """Bound of the growth of log Σ exp by score errors, shape (..., 1).
+def _error_of_log_sum(alpha: Numbers, shifted: Numbers, score_errors: Numbers) -> Numbers:
+    """Bound of the error of log Σ exp that score errors cause, shape (..., 1).
 
     log1p keeps small errors accurate. Large errors would overflow exp: there the largest score plus its error bounds
     all others.
     """
     small = np.log1p((alpha * np.expm1(np.minimum(score_errors, LARGEST_EXPONENT))).sum(-1, keepdims=True))
-    large = (drop + score_errors).max(-1, keepdims=True, initial=0.0) + np.log(max(score_errors.shape[-1], 1))
-    growth: Numbers = np.where(score_errors.max(-1, keepdims=True, initial=0.0) > LARGEST_EXPONENT, large, small)
-    return growth
+    large = (shifted + score_errors).max(-1, keepdims=True, initial=0.0) + np.log(max(score_errors.shape[-1], 1))
+    error: Numbers = np.where(score_errors.max(-1, keepdims=True, initial=0.0) > LARGEST_EXPONENT, large, small)
+    return error
 
 
 def _logarithms(softmax: Softmax) -> tuple[Numbers, Numbers, Numbers, Numbers]:

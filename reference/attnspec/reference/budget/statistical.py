@@ -115,8 +115,6 @@ class Statistical(Approximate):
             return self._rounded(value, (a.error / as_double(b.value)) ** 2)
         return self._rounded(value, (a.error**2 + (as_double(value) * b.error) ** 2) / as_double(b.value) ** 2)
 
-    _true_divide = _divide
-
     def _square(self, value: Numbers, a: Self) -> Self:
         variance = (2 * as_double(a.value) * a.error) ** 2
         if a.between is None:
