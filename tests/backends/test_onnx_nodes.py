@@ -1,4 +1,4 @@
-"""ONNX's own node tests of Attention, GRU, LSTM and RNN: their expected outputs lie within our budgets.
+"""ONNX's own node tests of attention, recurrent networks and RMS norms: their outputs lie within our budgets.
 
 In 16 bits ONNX scales both factors of a product and stores scores, as the `eager` classes do.
 """
@@ -29,7 +29,8 @@ Comparison = tuple[Any, Any, dict[str, Any]]
 LACKING = {"test_lstm_with_peepholes": "P"}
 """Cases with an input that no operation of ours has: P holds peepholes, by which gates read the state of the cell."""
 
-for module in ("attention", "gru", "lstm", "rnn"):  # each import adds the cases of one operator
+# Each import adds the cases of one operator.
+for module in ("attention", "gru", "linear_attention", "lstm", "rmsnormalization", "rnn"):
     importlib.import_module(f"{onnx_cases.__name__}.{module}")
 # Cases with more nodes repeat another one with the operator's definition.
 CASES = {case.name: case for case in onnx_cases._NodeTestCases if len(case.model.graph.node) == 1}
@@ -110,6 +111,39 @@ def attention(attributes: Named, inputs: Named, outputs: Named) -> Iterator[Comp
             yield product, scores, {"query": query, "key": key} | ({"bias": bias} if mode == 2 else {})
 
 
+def linear_attention(attributes: Named, inputs: Named, outputs: Named) -> Iterator[Comparison]:
+    """Yield the comparison of LinearAttention, whose heads are packed into the last dimension."""
+    assert set(attributes) <= {"q_num_heads", "kv_num_heads", "scale", "update_rule"}
+    rule, heads_k = attributes.get("update_rule", b"gated_delta"), attributes["kv_num_heads"]
+    assert ("decay" in inputs, "beta" in inputs) == (b"gated" in rule, b"delta" in rule)
+
+    def in_heads(x: NDArray, heads: int) -> NDArray:
+        return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
+
+    heads = attributes["q_num_heads"]
+    query, key, value = (
+        in_heads(inputs[name], count) for name, count in (("query", heads), ("key", heads_k), ("value", heads_k))
+    )
+    state = inputs.get("past_state", np.zeros((len(key), heads_k, key.shape[-1], value.shape[-1]), key.dtype))
+    arguments = {"query": query, "key": key, "value": value, "state": state, "scale": attributes.get("scale")}
+    if "decay" in inputs:
+        arguments["decay"] = in_heads(inputs["decay"], heads_k)
+    if "beta" in inputs:
+        beta = inputs["beta"].swapaxes(1, 2)
+        arguments["beta"] = np.broadcast_to(beta, (len(beta), heads_k, beta.shape[-1]))
+    yield (in_heads(outputs["output"], heads), outputs["present_state"]), "linear_attention", arguments
+
+
+def rms_normalization(attributes: Named, inputs: Named, outputs: Named) -> Iterator[Comparison]:
+    """Yield the comparison of RMSNormalization over the last dimensions, as one."""
+    assert set(attributes) <= {"axis", "epsilon"}
+    x, weight, y = inputs["X"], inputs["scale"], outputs["Y"]
+    leading = x.shape[: x.ndim - weight.ndim]
+    assert weight.shape == x.shape[attributes.get("axis", -1) :]
+    arguments = {"x": x.reshape(*leading, -1), "weight": weight.reshape(-1)}
+    yield y.reshape(*leading, -1), "rms_norm", {**arguments, "epsilon": attributes.get("epsilon", 1e-5)}
+
+
 RECORDS: Mapping[str, tuple[Any, str]] = {
     "RNN": (RNNParameters, "h"), "GRU": (GRUParameters, "zrh"), "LSTM": (LSTMParameters, "iofc")
 }  # fmt: skip
@@ -144,10 +178,14 @@ def recurrent(operator: str, attributes: Named, inputs: Named, outputs: Named) -
         yield (states, final), operator.lower(), arguments
 
 
+READERS = {"Attention": attention, "LinearAttention": linear_attention, "RMSNormalization": rms_normalization}
+"""Functions that turn a case of an operator into comparisons."""
+
+
 @pytest.mark.parametrize("name", sorted(set(CASES) - set(LACKING)))
 def test_expected_outputs_are_within_budgets(name: str) -> None:
     operator, *case = read(CASES[name])
-    comparisons = attention(*case) if operator == "Attention" else recurrent(operator, *case)
+    comparisons = READERS[operator](*case) if operator in READERS else recurrent(operator, *case)
     with choosing(length_alignment="at-length"):
         for result, formula, arguments in comparisons:
             dtype = next(iter(arguments.values())).dtype.name
