@@ -1,0 +1,166 @@
+"""Context-parallel attention as a program that ``attnspec check`` judges: every rank computes its rows of each call.
+
+``attnspec check --command "torchrun --standalone --nproc-per-node 4 examples/commands/context_parallel.py ring"``
+
+Rank 0 reads calls and writes answers. To judge another context-parallel attention, replace ``rows_of``. Arguments: the
+method (ring, all-gather, heads), and how rows are divided (contiguous, zigzag, uneven).
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from attnspec.backends.bases.torch import from_numpy, gradients, to_numpy
+from attnspec.backends.pytorch import distributed
+from attnspec.backends.pytorch.distributed import Shards, contiguous, zigzag
+from attnspec.spec import OPERATIONS, bind
+from attnspec.spec.contract.tree import flatten
+
+PROVIDED = (
+    "grouped_query_attention",
+    "variable_length_attention",
+    "scaled_dot_product_attention",
+    "additive_attention",
+)
+
+
+def uneven(length: int, ranks: int) -> Shards:
+    """Rank 0 has no rows, rank 1 all but some late ones, in two runs; the others have what is left, backwards."""
+    most = length - length // 4
+    runs = contiguous(length - most, max(ranks - 2, 1))[::-1]
+    others = [tuple(range(most + run.start, most + run.stop) for run in shard) for shard in runs]
+    first = (range(most // 2, most), range(most // 2))
+    return ((), first, *others) if ranks > 2 else ((), (range(most, length), *first))[:ranks]
+
+
+DIVISIONS = {"contiguous": contiguous, "zigzag": zigzag, "uneven": uneven}
+
+
+def rows_of(operation: str, method: str, divide: Callable[[int, int], Shards], **arguments: Any) -> Any:
+    """Results of a whole call for this rank's queries."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    query, key, value = (arguments.pop(name) for name in ("query", "key", "value"))
+    shards = {"query_shards": divide(query.shape[-2], ranks), "key_shards": divide(key.shape[-2], ranks)}
+    of, to = (positions(x[rank]) for x in shards.values())
+    function = getattr(distributed, operation)
+    return function(query[..., of, :], key[..., to, :], value[..., to, :], method=method, **shards, **arguments)
+
+
+def positions(shard: distributed.Shard) -> Tensor:
+    """Positions of a shard, in the order of its rows."""
+    return torch.tensor([i for run in shard for i in run], dtype=torch.int64)
+
+
+def axis(path: str) -> int:
+    """Axis of the queries in a result."""
+    return -1 if path == "log_sum_exp" else -2
+
+
+def answer(request: Mapping[str, Any], arrays: list[Any], method: str, division: str) -> dict[str, Any]:
+    """Arrays of the answer by path, on rank 0."""
+    rank, ranks, divide = dist.get_rank(), dist.get_world_size(), DIVISIONS[division]
+    operation = OPERATIONS[request.get("call") or request["vjp"]]
+    tensors = iter([from_numpy(x, device="cpu") for x in arrays])
+    arguments, cotangents = (
+        {
+            path: next(tensors) if isinstance(x, dict) else tuple(x) if isinstance(x, list) else x
+            for path, x in values.items()
+        }
+        for values in (request["arguments"], request.get("cotangents", {}))
+    )  # fmt: skip
+    bind(operation, arguments)  # raises if whole arguments do not fit together
+    computed = partial(rows_of, operation.name, method, divide)
+    paths = [leaf.path for leaf in operation.outputs]
+    n = arguments["query"].shape[-2]
+    if "call" in request:
+        results = dict(zip(paths, flatten(computed(**arguments)).values(), strict=True))
+        parts = gathered({path: to_numpy(x) for path, x in results.items()})
+        answers = {}
+        for path in paths if rank == 0 else ():
+            shape = list(parts[0][path].shape)
+            shape[axis(path)] = n
+            answers[path] = np.empty(shape, parts[0][path].dtype)
+            for shard, part in zip(divide(n, ranks), parts, strict=True):
+                np.moveaxis(answers[path], axis(path), 0)[positions(shard).numpy()] = np.moveaxis(
+                    part[path], axis(path), 0
+                )
+        return answers
+    own = positions(divide(n, ranks)[rank])
+    given = [cotangents.get(path) for path in paths]
+    of_rows = [None if x is None else x.index_select(axis(path), own) for path, x in zip(paths, given, strict=True)]
+    computed_gradients = gradients(computed, arguments, of_rows[0] if len(of_rows) == 1 else tuple(of_rows))
+    parts = gathered({path: to_numpy(x) for path, x in computed_gradients.items()})
+    wide = {path: sum(part[path].astype(np.float64) for part in parts) for path in (parts[0] if parts else ())}
+    return {path: x.astype(parts[0][path].dtype) for path, x in wide.items()}
+
+
+def gathered(part: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every rank's arrays, on rank 0; nothing on others."""
+    parts: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(part, parts)
+    return parts or []
+
+
+def requested() -> tuple[Any, list[Any]]:
+    """Next request and its arrays; None at the end of the input."""
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return None, []
+    request, arrays = json.loads(line), []
+    for values in (request["arguments"], request.get("cotangents", {})):
+        for x in values.values():
+            if isinstance(x, dict):
+                dtype = np.dtype(ml_dtypes.bfloat16 if x["dtype"] == "bfloat16" else x["dtype"])
+                numbers = sys.stdin.buffer.read(prod(x["shape"]) * dtype.itemsize)
+                arrays.append(np.frombuffer(numbers, dtype).reshape(x["shape"]).copy())
+    return request, arrays
+
+
+def write(message: dict[str, Any], arrays: Mapping[str, Any]) -> None:
+    """Write a message and the bytes of its arrays."""
+    sys.stdout.buffer.write(json.dumps(message).encode() + b"\n" + b"".join(x.tobytes() for x in arrays.values()))
+    sys.stdout.buffer.flush()
+
+
+def main(method: str = "ring", division: str = "zigzag") -> None:
+    """Answer requests until the input ends."""
+    torch.set_num_threads(1)
+    # A rank that waits for one that died raises after this time.
+    dist.init_process_group("gloo", timeout=timedelta(seconds=15))
+    idle = dist.new_group(timeout=timedelta(days=1))  # ranks wait here for the next request
+    name = f"context parallel: {method}, {division}, {dist.get_world_size()} ranks"
+    if dist.get_rank() == 0:
+        dtypes = ["float64", "float32", "bfloat16", "float16"]
+        declared = {"attnspec": 1, "name": name, "operations": PROVIDED, "vjp": True, "limits": {"dtypes": dtypes}}
+        write(declared, {})
+    while True:
+        message = list(requested()) if dist.get_rank() == 0 else [None, None]
+        dist.broadcast_object_list(message, group=idle)
+        request, arrays = message
+        if request is None:
+            break
+        try:
+            answers = answer(request, arrays, method, division)
+        except (ValueError, TypeError, IndexError, NotImplementedError) as error:  # raised on every rank
+            kind = "ValueError" if isinstance(error, ValueError) else type(error).__name__
+            reply, answers = {"error": kind, "message": str(error)}, {}
+        else:
+            described = {path: {"dtype": x.dtype.name, "shape": x.shape} for path, x in answers.items()}
+            reply = {"result": described}
+        if dist.get_rank() == 0:
+            write(reply, answers)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
