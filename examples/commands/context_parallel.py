@@ -3,7 +3,7 @@
 ``attnspec check --command "torchrun --standalone --nproc-per-node 4 examples/commands/context_parallel.py ring"``
 
 Rank 0 reads calls and writes answers. To judge another context-parallel attention, replace ``rows_of``. Arguments: the
-method (ring, all-gather, heads), and how rows are divided (contiguous, zigzag, uneven).
+method (ring, all-gather, heads), and how rows are divided (contiguous, zigzag).
 """
 
 import json
@@ -34,16 +34,7 @@ PROVIDED = (
 )
 
 
-def uneven(length: int, ranks: int) -> Shards:
-    """Rank 0 has no rows, rank 1 all but some late ones, in two runs; the others have what is left, backwards."""
-    most = length - length // 4
-    runs = contiguous(length - most, max(ranks - 2, 1))[::-1]
-    others = [tuple(range(most + run.start, most + run.stop) for run in shard) for shard in runs]
-    first = (range(most // 2, most), range(most // 2))
-    return ((), first, *others) if ranks > 2 else ((), (range(most, length), *first))[:ranks]
-
-
-DIVISIONS = {"contiguous": contiguous, "zigzag": zigzag, "uneven": uneven}
+DIVISIONS = {"contiguous": contiguous, "zigzag": zigzag}
 
 
 def rows_of(operation: str, method: str, divide: Callable[[int, int], Shards], **arguments: Any) -> Any:
