@@ -68,7 +68,7 @@ Divide = Callable[[int, int], distributed.Shards]
 
 
 def uneven(length: int, ranks: int) -> distributed.Shards:
-    """Rank 0 has nothing, the last rank most rows, in two runs of which the later comes first."""
+    """No rows for rank 0; most for the last rank, in two runs, the later one first."""
     most = length - length // 4
     others = distributed.contiguous(length - most, max(ranks - 2, 1))
     runs = [tuple(range(most + run.start, most + run.stop) for run in shard) for shard in others[: ranks - 2]]
@@ -143,7 +143,7 @@ def counted(case: Case, method: str, divide: Divide) -> list[tuple[int, int]]:
 
 
 def dying(case: Case, method: str, how: str) -> tuple[float, str]:
-    """Seconds until this rank raises, and its exception, where the last rank dies or never calls."""
+    """Seconds until this rank raises, and its message; the last rank dies or never calls."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     arguments, sharded = rows(case, method, distributed.contiguous, rank, ranks)
     if rank == ranks - 1:
@@ -169,7 +169,7 @@ def dying(case: Case, method: str, how: str) -> tuple[float, str]:
 
 
 def differing(case: Case, change: str) -> None:
-    """A call in which the last rank's arguments are wrong, or others than those of the other ranks."""
+    """Call with arguments that are wrong, or differ from the others', on the last rank."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     arguments, sharded = rows(case, "ring", distributed.contiguous, rank, ranks)
     if rank == ranks - 1:
@@ -184,7 +184,7 @@ def differing(case: Case, change: str) -> None:
 
 
 def with_stale_keys(case: Case) -> list[tuple[Any, dict[str, Any]]]:
-    """Results and gradients where the backward pass reads this rank's own keys at every step of the ring."""
+    """Results and gradients of a ring whose backward pass reads the same keys at every step."""
     rotate, calls = blocks.rotate, []
 
     def stale(group: Any, tensors: Any, count: int) -> Any:

@@ -80,7 +80,7 @@ MORE = [
 
 
 def assert_equal_to_the_whole(outcomes: Any, cases: list[Case], methods: list[str], divisions: list[Any]) -> None:
-    """Rows of all ranks, put together, and the sums of gradients, are within the budgets of the whole operation."""
+    """Joined rows and summed gradients are within the budgets of the whole operation."""
     assert [how for how, _ in outcomes] == ["returned"] * len(outcomes), outcomes
     parts = zip(*(results for _, results in outcomes), strict=True)
     for ((name, arguments, cotangents), _, divide), ranks in zip(

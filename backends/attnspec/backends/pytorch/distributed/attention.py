@@ -47,7 +47,7 @@ def grouped_query_attention(
     scale: float | None = None, window: Window = None, softcap: float | None = None, bias: Tensor | None = None,
     slopes: Tensor | None = None, sinks: Tensor | None = None, key_lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output and log Σ exp of this rank's queries (*batch, heads, n, d), in groups of heads, with all options."""
+    """Output and log Σ exp of this rank's queries (*batch, heads, n, d), with all options."""
     options = mask, scale, window, softcap, bias, slopes, sinks, key_lengths
 
     def check(n: int, m: int, *tensors: Any) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ Arguments are tensors with rows of queries, with rows of keys, and without rows,
 
 
 class Problem(NamedTuple):
-    """What a rank computes: output of ``shape`` (…, n, d_v) for ``queries``, by ``part``.
+    """Computation of one rank: output of ``shape`` (…, n, d_v) for ``queries``, by ``part``.
 
     ``keys`` are the shards of all ranks if ``ring``, else the only block.
     """

@@ -19,7 +19,7 @@ T = TypeVar("T")
 Group = dist.ProcessGroup | None
 
 REFUSED = -1
-"""Number that a rank sends in place of a call's digest if it refuses its arguments."""
+"""Digest of a call whose arguments a rank refuses."""
 
 
 def agree(operation: str, group: Group, device: torch.device, check: Callable[[], tuple[T, object]]) -> T:

@@ -1,4 +1,4 @@
-"""Bytes that a rank sends, and collectives that it calls, for attention in groups of heads by each method."""
+"""Bytes that a rank sends and collectives that it calls, for attention by each method."""
 
 from typing import NamedTuple
 

@@ -59,9 +59,9 @@ class Call(NamedTuple):
         self, part: Part, shape: tuple[int, ...], queries: Tensors, keys: Tensors, others: Callable[[slice], Tensors],
         finish: Callable[[Results, slice], Results], most_rows: int = 2**62,
     ) -> Results:  # fmt: skip
-        """Output of ``shape`` (*batch, heads, whole n, d_v) and log Σ exp, for this rank's rows, by the method.
+        """Output and log Σ exp of this rank's rows, by the method.
 
-        ``others`` are tensors without rows for some heads of keys, ``finish`` rounds the results of some heads. A part
+        ``shape`` (*batch, heads, n, d_v) is that of the whole output.         ``others`` are tensors without rows for some heads of keys, ``finish`` rounds the results of some heads. A part
         has at most ``most_rows`` queries.
         """
         rank, group = dist.get_rank(self.group), self.group
@@ -79,7 +79,7 @@ class Call(NamedTuple):
         self, part: Part, shape: tuple[int, ...], queries: Tensors, keys: Tensors, others: Callable[[slice], Tensors],
         finish: Callable[[Results, slice], Results], most_rows: int,
     ) -> Results:  # fmt: skip
-        """Exchange rows of all heads for all rows of some heads, attend, and exchange the results back."""
+        """Exchange some rows of all heads for all rows of some heads, attend, exchange back."""
         rank, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         heads_k = keys[0].shape[-3]
         heads, lengths = divided_heads(heads_k, ranks), [rows(shard) for shard in self.query_shards]

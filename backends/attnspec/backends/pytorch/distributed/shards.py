@@ -16,7 +16,7 @@ def contiguous(length: int, ranks: int) -> Shards:
 
 
 def zigzag(length: int, ranks: int) -> Shards:
-    """An early and a late run per rank, so that causal attention costs all ranks the same."""
+    """An early and a late run per rank: causal attention costs all ranks the same."""
     runs = _divided(length, 2 * ranks)
     return tuple(tuple(run for run in (runs[r], runs[-1 - r]) if run) for r in range(ranks))
 
