@@ -59,7 +59,7 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 def unpack(matrix: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Tensors of a matrix, of these shapes but for their number of rows."""
-    parts = matrix.split([features(shape) for shape in shapes], 1)
+    parts = torch.split(matrix, [features(shape) for shape in shapes], 1)
     return [
         part.reshape(len(matrix), *shape[:-2], shape[-1]).movedim(0, -2)
         for part, shape in zip(parts, shapes, strict=True)
@@ -82,7 +82,7 @@ class _Gather(torch.autograd.Function):
         return upcast(torch.cat([part[:size] for part, size in zip(received, sizes, strict=True)]))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor]:
         own = ctx.sizes[dist.get_rank(ctx.group)]
         received = gradient.new_empty(len(ctx.sizes) * own, gradient.shape[1])
@@ -107,7 +107,7 @@ class _Exchange(torch.autograd.Function):
         return result
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, Tensor]:
         result = gradient.new_empty(sum(ctx.sent))
         dist.all_to_all_single(result, gradient.contiguous(), ctx.sent, ctx.received, group=ctx.group)

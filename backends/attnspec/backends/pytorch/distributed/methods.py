@@ -61,8 +61,8 @@ class Call(NamedTuple):
     ) -> Results:  # fmt: skip
         """Output and log Σ exp of this rank's rows, by the method.
 
-        ``shape`` (*batch, heads, n, d_v) is that of the whole output.         ``others`` are tensors without rows for some heads of keys, ``finish`` rounds the results of some heads. A part
-        has at most ``most_rows`` queries.
+        ``shape`` (*batch, heads, n, d_v) is that of the whole output. ``others`` are tensors without rows for some
+        heads of keys, ``finish`` rounds the results of some heads. A part has at most ``most_rows`` queries.
         """
         rank, group = dist.get_rank(self.group), self.group
         own, lengths = self.query_shards[rank], [rows(shard) for shard in self.key_shards]
