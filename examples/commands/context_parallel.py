@@ -8,7 +8,7 @@ method (ring, all-gather, heads), and how rows are divided (contiguous, zigzag).
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from math import prod
@@ -59,40 +59,36 @@ def axis(path: str) -> int:
 
 def answer(request: Mapping[str, Any], arrays: list[Any], method: str, division: str) -> dict[str, Any]:
     """Arrays of the answer by path, on rank 0."""
-    rank, ranks, divide = dist.get_rank(), dist.get_world_size(), DIVISIONS[division]
     operation = OPERATIONS[request.get("call") or request["vjp"]]
     tensors = iter([from_numpy(x, device="cpu") for x in arrays])
-    arguments, cotangents = (
-        {
-            path: next(tensors) if isinstance(x, dict) else tuple(x) if isinstance(x, list) else x
-            for path, x in values.items()
-        }
-        for values in (request["arguments"], request.get("cotangents", {}))
-    )  # fmt: skip
+    arguments = {path: value(x, tensors) for path, x in request["arguments"].items()}
+    cotangents = {path: value(x, tensors) for path, x in request.get("cotangents", {}).items()}
     bind(operation, arguments)  # raises if whole arguments do not fit together
-    computed = partial(rows_of, operation.name, method, divide)
+    shards = DIVISIONS[division](arguments["query"].shape[-2], dist.get_world_size())
+    computed = partial(rows_of, operation.name, method, DIVISIONS[division])
     paths = [leaf.path for leaf in operation.outputs]
-    n = arguments["query"].shape[-2]
     if "call" in request:
         results = dict(zip(paths, flatten(computed(**arguments)).values(), strict=True))
         parts = gathered({path: to_numpy(x) for path, x in results.items()})
-        answers = {}
-        for path in paths if rank == 0 else ():
-            shape = list(parts[0][path].shape)
-            shape[axis(path)] = n
-            answers[path] = np.empty(shape, parts[0][path].dtype)
-            for shard, part in zip(divide(n, ranks), parts, strict=True):
-                np.moveaxis(answers[path], axis(path), 0)[positions(shard).numpy()] = np.moveaxis(
-                    part[path], axis(path), 0
-                )
-        return answers
-    own = positions(divide(n, ranks)[rank])
-    given = [cotangents.get(path) for path in paths]
-    of_rows = [None if x is None else x.index_select(axis(path), own) for path, x in zip(paths, given, strict=True)]
-    computed_gradients = gradients(computed, arguments, of_rows[0] if len(of_rows) == 1 else tuple(of_rows))
-    parts = gathered({path: to_numpy(x) for path, x in computed_gradients.items()})
-    wide = {path: sum(part[path].astype(np.float64) for part in parts) for path in (parts[0] if parts else ())}
-    return {path: x.astype(parts[0][path].dtype) for path, x in wide.items()}
+        return {path: joined([part[path] for part in parts], shards, axis(path)) for path in paths if parts}
+    own = positions(shards[dist.get_rank()])
+    given = {path: cotangents.get(path) for path in paths}
+    weights = tuple(None if x is None else x.index_select(axis(path), own) for path, x in given.items())
+    of_rows = gradients(computed, arguments, weights if len(weights) > 1 else weights[0])
+    parts = gathered({path: to_numpy(x) for path, x in of_rows.items()})
+    sums = {path: sum(part[path].astype(np.float64) for part in parts) for path in of_rows if parts}
+    return {path: x.astype(parts[0][path].dtype) for path, x in sums.items()}
+
+
+def value(x: Any, tensors: Iterator[Tensor]) -> Any:
+    """Argument that JSON describes; arrays are the next tensors."""
+    return next(tensors) if isinstance(x, dict) else tuple(x) if isinstance(x, list) else x
+
+
+def joined(parts: list[Any], shards: Shards, axis: int) -> Any:
+    """Rows of all ranks in the order of their positions."""
+    order = torch.cat([positions(shard) for shard in shards]).argsort().numpy()
+    return np.take(np.concatenate(parts, axis), order, axis)
 
 
 def gathered(part: dict[str, Any]) -> list[dict[str, Any]]:
@@ -135,19 +131,18 @@ def main(method: str = "ring", division: str = "zigzag") -> None:
         declared = {"attnspec": 1, "name": name, "operations": PROVIDED, "vjp": True, "limits": {"dtypes": dtypes}}
         write(declared, {})
     while True:
-        message = list(requested()) if dist.get_rank() == 0 else [None, None]
+        message: list[Any] = list(requested()) if dist.get_rank() == 0 else [None, None]
         dist.broadcast_object_list(message, group=idle)
         request, arrays = message
         if request is None:
             break
+        reply: dict[str, Any]
         try:
             answers = answer(request, arrays, method, division)
+            reply = {"result": {path: {"dtype": x.dtype.name, "shape": x.shape} for path, x in answers.items()}}
         except (ValueError, TypeError, IndexError, NotImplementedError) as error:  # raised on every rank
             kind = "ValueError" if isinstance(error, ValueError) else type(error).__name__
             reply, answers = {"error": kind, "message": str(error)}, {}
-        else:
-            described = {path: {"dtype": x.dtype.name, "shape": x.shape} for path, x in answers.items()}
-            reply = {"result": described}
         if dist.get_rank() == 0:
             write(reply, answers)
     dist.destroy_process_group()

@@ -168,7 +168,7 @@ def additive_attention(
         pairs = None if sides == EVERYTHING else within_window(_relative(i, j, query.device), sides)
         allowed = conjunction(_block(mask, i, j), pairs)
         allowed = None if allowed is None else allowed.unsqueeze(-3).expand(*allowed.shape[:-2], 1, len(i), len(j))
-        scores = plain.masked_scores(*queries, keys[0], *whole, allowed)
+        scores = plain.masked_scores(queries[0], keys[0], whole[0], allowed)
         weights, logarithms = formula.softmax_and_logarithms(scores, allowed)
         output = formula.pooled(weights, keys[1], allowed)
         if allowed is not None:  # stops a NaN in the incoming gradient of a row without an attendable key

@@ -90,7 +90,7 @@ class _Attend(torch.autograd.Function):
         return output, logarithms
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, of_output: Tensor, of_logarithms: Tensor) -> tuple[Any, ...]:
         problem: Problem = ctx.problem
         *tensors, output, logarithms = ctx.saved_tensors
@@ -109,8 +109,8 @@ class _Attend(torch.autograd.Function):
                         continue
                     part = part[0].expand_as(output[..., at, :]), part[1].expand_as(logarithms[..., at])
                 cotangents = _cotangents(
-                    *(x.detach() for x in part),
-                    output[..., at, :], logarithms[..., at], of_output[..., at, :], of_logarithms[..., at],
+                    part[0].detach(), part[1].detach(), output[..., at, :], logarithms[..., at],
+                    of_output[..., at, :], of_logarithms[..., at],
                 )  # fmt: skip
                 gradients = torch.autograd.grad(part, leaves, cotangents, allow_unused=True, materialize_grads=True)
                 targets = [
@@ -121,8 +121,8 @@ class _Attend(torch.autograd.Function):
             if problem.ring and steps > 1:  # gradients travel with their block, and one step more: to its owner
                 of_keys = rotate(problem.group, of_keys, following)()
             block = block if wait is None else wait()
-        gradients = [g.to(x.dtype) for g, x in zip((*of_queries, *of_keys, *of_others), tensors, strict=True)]
-        return None, None, None, *gradients
+        totals = zip((*of_queries, *of_keys, *of_others), tensors, strict=True)
+        return None, None, None, *(total.to(x.dtype) for total, x in totals)
 
 
 def _cotangents(part: Tensor, logarithm: Tensor, output: Tensor, total: Tensor, of_output: Tensor,

@@ -95,7 +95,7 @@ class Call(NamedTuple):
         matrix = pack([output, logarithms.unsqueeze(-1)])
         shapes = [(x, (*x[:-1], 1)) for x in (shape_of(some, lengths[rank]) for some in heads)]
         sizes = [(lengths[rank], features(x) + features(y)) for x, y in shapes]
-        received = exchange(self.group, matrix.split(lengths), sizes)
+        received = exchange(self.group, torch.split(matrix, lengths), sizes)
         outputs, sums = zip(*(unpack(x, both) for x, both in zip(received, shapes, strict=True)), strict=True)
         return torch.cat(outputs, -3), torch.cat(sums, -3).squeeze(-1)
 
