@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -98,18 +99,14 @@ def rows(case: Case, method: str, divide: Divide, rank: int, ranks: int) -> tupl
 def computed(cases: list[Case], methods: list[str], divisions: list[Divide]) -> list[tuple[Any, dict[str, Any]]]:
     """Results and gradients of this rank's rows, for every case, method and division."""
     rank, ranks, results = dist.get_rank(), dist.get_world_size(), []
-    for case in cases:
-        for method in methods:
-            for divide in divisions:
-                arguments, sharded = rows(case, method, divide, rank, ranks)
-                function = partial(getattr(distributed, case[0]), **sharded)
-                own = positions(sharded["query_shards"][rank])
-                weights = [
-                    from_numpy(x, device="cpu").index_select(a, own) for x, a in zip(case[2], (-2, -1), strict=False)
-                ]
-                of = gradients(function, arguments, weights[0] if len(weights) == 1 else tuple(weights))
-                with torch.no_grad():
-                    results.append(_numpy((function(**arguments), of)))
+    for case, method, divide in product(cases, methods, divisions):
+        arguments, sharded = rows(case, method, divide, rank, ranks)
+        function = partial(getattr(distributed, case[0]), **sharded)
+        own, whole = positions(sharded["query_shards"][rank]), [from_numpy(x, device="cpu") for x in case[2]]
+        weights = [x.index_select(axis, own) for x, axis in zip(whole, (-2, -1), strict=False)]
+        of = gradients(function, arguments, weights[0] if len(weights) == 1 else tuple(weights))
+        with torch.no_grad():
+            results.append(_numpy((function(**arguments), of)))
     return results
 
 
@@ -117,8 +114,8 @@ def _numpy(x: Any) -> Any:
     return map_tree(x, lambda _, part: to_numpy(part))
 
 
-def counted(case: Case, method: str, divide: Divide) -> list[tuple[int, int]]:
-    """Bytes that this rank sends and collectives that it calls, forward and backward."""
+def counted(case: Case, methods: list[str], divisions: list[Divide]) -> list[list[tuple[int, int]]]:
+    """Bytes that this rank sends and collectives that it calls, forward and backward, for each call."""
     rank, ranks, counts = dist.get_rank(), dist.get_world_size(), [0, 0]
 
     def counting(name: str, sent: Callable[..., int]) -> None:
@@ -134,12 +131,16 @@ def counted(case: Case, method: str, divide: Divide) -> list[tuple[int, int]]:
     counting("all_gather", lambda received, x: (ranks - 1) * x.nbytes)
     counting("all_to_all_single", lambda received, x, of, to: (len(x) - to[rank]) * x[:1].nbytes)
     counting("batch_isend_irecv", lambda ops: sum(op.tensor.nbytes for op in ops if op.op is dist.isend))
-    arguments, sharded = rows(case, method, divide, rank, ranks)
-    leaves = [arguments[name].requires_grad_() for name in ("query", "key", "value")]
-    output, _ = getattr(distributed, case[0])(**arguments, **sharded)
-    forward = counts[0], counts[1]
-    torch.autograd.grad(output.sum(), leaves)
-    return [forward, (counts[0] - forward[0], counts[1] - forward[1])]
+    costs = []
+    for method, divide in product(methods, divisions):
+        arguments, sharded = rows(case, method, divide, rank, ranks)
+        leaves = [arguments[name].requires_grad_() for name in ("query", "key", "value")]
+        counts[:] = 0, 0
+        output, _ = getattr(distributed, case[0])(**arguments, **sharded)
+        forward = counts[0], counts[1]
+        torch.autograd.grad(output.sum(), leaves)
+        costs.append([forward, (counts[0] - forward[0], counts[1] - forward[1])])
+    return costs
 
 
 def dying(case: Case, method: str, how: str) -> tuple[float, str]:
