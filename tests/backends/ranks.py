@@ -96,18 +96,26 @@ def rows(case: Case, method: str, divide: Divide, rank: int, ranks: int) -> tupl
     return given, {"method": method, "query_shards": query_shards, "key_shards": key_shards}
 
 
-def computed(cases: list[Case], methods: list[str], divisions: list[Divide]) -> list[tuple[Any, dict[str, Any]]]:
+def computed(
+    cases: list[Case], methods: list[str], divisions: list[Divide], group: Any = None
+) -> list[tuple[Any, dict[str, Any]]]:
     """Results and gradients of this rank's rows, for every case, method and division."""
-    rank, ranks, results = dist.get_rank(), dist.get_world_size(), []
+    rank, ranks, results = dist.get_rank(group), dist.get_world_size(group), []
     for case, method, divide in product(cases, methods, divisions):
         arguments, sharded = rows(case, method, divide, rank, ranks)
-        function = partial(getattr(distributed, case[0]), **sharded)
+        function = partial(getattr(distributed, case[0]), **sharded, group=group)
         own, whole = positions(sharded["query_shards"][rank]), [from_numpy(x, device="cpu") for x in case[2]]
         weights = [x.index_select(axis, own) for x, axis in zip(whole, (-2, -1), strict=False)]
         of = gradients(function, arguments, weights[0] if len(weights) == 1 else tuple(weights))
         with torch.no_grad():
             results.append(_numpy((function(**arguments), of)))
     return results
+
+
+def computed_in_a_group(cases: list[Case], methods: list[str], divisions: list[Divide]) -> Any:
+    """Results and gradients of two ranks of three, whose ranks in their group are others."""
+    group = dist.new_group([1, 2])
+    return computed(cases, methods, divisions, group) if dist.get_rank() else None
 
 
 def _numpy(x: Any) -> Any:

@@ -19,6 +19,7 @@ from .ranks import (
     Case,
     backwards,
     computed,
+    computed_in_a_group,
     counted,
     differing,
     dying,
@@ -129,6 +130,13 @@ def test_any_number_of_ranks_computes_the_whole(
 ) -> None:
     outcomes = run(computed, cases, METHODS, divisions, ranks=ranks, folder=tmp_path)
     assert_equal_to_the_whole(outcomes, cases, METHODS, divisions)
+
+
+@pytest.mark.slow
+def test_a_group_of_some_ranks_computes_the_whole(tmp_path: Path) -> None:
+    divisions = [distributed.zigzag]
+    _, *outcomes = run(computed_in_a_group, FEW, METHODS, divisions, ranks=3, folder=tmp_path)
+    assert_equal_to_the_whole(outcomes, FEW, METHODS, divisions)
 
 
 @pytest.mark.slow
