@@ -72,8 +72,8 @@ def answer(request: Mapping[str, Any], arrays: list[Any], method: str, division:
         parts = gathered({path: to_numpy(x) for path, x in results.items()})
         return {path: joined([part[path] for part in parts], shards, axis(path)) for path in paths if parts}
     own = positions(shards[dist.get_rank()])
-    given = {path: cotangents.get(path) for path in paths}
-    weights = tuple(None if x is None else x.index_select(axis(path), own) for path, x in given.items())
+    whole = {path: cotangents.get(path) for path in paths}
+    weights = tuple(None if x is None else x.index_select(axis(path), own) for path, x in whole.items())
     of_rows = gradients(computed, arguments, weights if len(weights) > 1 else weights[0])
     parts = gathered({path: to_numpy(x) for path, x in of_rows.items()})
     sums = {path: sum(part[path].astype(np.float64) for part in parts) for path in of_rows if parts}

@@ -90,10 +90,10 @@ def rows(case: Case, method: str, divide: Divide, rank: int, ranks: int) -> tupl
     """Tensors of a rank, and the options that say what is sharded."""
     query, key = case[1]["query"], case[1]["key"]
     query_shards, key_shards = divide(query.shape[-2], ranks), divide(key.shape[-2], ranks)
-    given = {path: from_numpy(x, device="cpu") if isinstance(x, np.ndarray) else x for path, x in case[1].items()}
+    arguments = {path: from_numpy(x, device="cpu") if isinstance(x, np.ndarray) else x for path, x in case[1].items()}
     for name, shards in (("query", query_shards), ("key", key_shards), ("value", key_shards)):
-        given[name] = given[name][..., positions(shards[rank]), :]
-    return given, {"method": method, "query_shards": query_shards, "key_shards": key_shards}
+        arguments[name] = arguments[name][..., positions(shards[rank]), :]
+    return arguments, {"method": method, "query_shards": query_shards, "key_shards": key_shards}
 
 
 def computed(
@@ -123,7 +123,7 @@ def _numpy(x: Any) -> Any:
 
 
 def counted(case: Case, methods: list[str], divisions: list[Divide]) -> list[list[tuple[int, int]]]:
-    """Bytes that this rank sends and collectives that it calls, forward and backward, for each call."""
+    """Bytes and collectives of this rank, forward and backward, for each call."""
     rank, ranks, counts = dist.get_rank(), dist.get_world_size(), [0, 0]
 
     def counting(name: str, sent: Callable[..., int]) -> None:
@@ -193,7 +193,7 @@ def differing(case: Case, change: str) -> None:
 
 
 def with_stale_keys(case: Case) -> list[tuple[Any, dict[str, Any]]]:
-    """Results and gradients of a ring whose backward pass reads the same keys at every step."""
+    """Results and gradients of a ring whose backward pass reads the same keys."""
     rotate, calls = collectives.rotate, []
 
     def stale(group: Any, tensors: Any, count: int) -> Any:

@@ -27,7 +27,7 @@ from attnspec.spec.kernels import VariableLengthAttention
 def stale_keys(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """In the backward pass, every step of a ring of two ranks reads the rank's own keys and values."""
+    """Every step of the backward ring reads the rank's own keys and values."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     n, m, d, _ = sizes(operation, arguments)
     if n % 2 or m % 2 or not n or not m:

@@ -47,7 +47,7 @@ def grouped_query_attention(
     scale: float | None = None, window: Window = None, softcap: float | None = None, bias: Tensor | None = None,
     slopes: Tensor | None = None, sinks: Tensor | None = None, key_lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output and log Σ exp of this rank's queries (*batch, heads, n, d), with all options."""
+    """Output and log Σ exp of this rank's queries (*batch, heads, n, d)."""
     options = mask, scale, window, softcap, bias, slopes, sinks, key_lengths
 
     def check(n: int, m: int, *tensors: Any) -> tuple[int, ...]:
@@ -59,21 +59,21 @@ def grouped_query_attention(
     call = Call("grouped_query_attention", query_shards, key_shards or query_shards, method, group)
     shape = call.agree(check, (query, key, value), *options, causal)
     share = query.shape[-3] // max(key.shape[-3], 1)
-    given = {name: x for name, x in (("bias", bias), ("slopes", slopes)) if x is not None}
+    on_scores = {name: x for name, x in (("bias", bias), ("slopes", slopes)) if x is not None}
 
     def others(heads: slice) -> list[Tensor]:
         some = in_groups(heads, share)
         axes = {"bias": -3, "slopes": -1}
         return [
             x if x.shape[axes[name]] == 1 else x.movedim(axes[name], 0)[some].movedim(0, axes[name])
-            for name, x in given.items()
+            for name, x in on_scores.items()
         ]
 
     def part(queries: Tensors, keys: Tensors, whole: Tensors, i: range, j: range) -> Results | None:
         sides = _sides(causal, window, i, j)
         if sides is None:
             return None
-        present, bias = dict(zip(given, whole, strict=True)), None
+        present, bias = dict(zip(on_scores, whole, strict=True)), None
         if "bias" in present:
             bias = _block(present["bias"], i, j)
         if "slopes" in present:

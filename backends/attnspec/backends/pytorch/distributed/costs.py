@@ -34,15 +34,15 @@ def communication(
         backward = Cost(sum(keys[r] for r in others) * key_row * wide, 1)
     else:
         share = [some.stop - some.start for some in divided_heads(heads_k, ranks)]
-        group, own, rest = heads // heads_k, share[rank], sum(share[r] for r in others)
+        group, own, elsewhere = heads // heads_k, share[rank], sum(share[r] for r in others)
         n, n_others, m, m_others = (
             queries[rank],
             sum(queries[r] for r in others),
             keys[rank],
             sum(keys[r] for r in others),
         )
-        here, there = own * (n_others * group * d + m_others * (d + d_v)), rest * (n * group * d + m * (d + d_v))
-        output_here, output_there = own * n_others * group * (d_v + 1), rest * n * group * (d_v + 1)
+        here, there = own * (n_others * group * d + m_others * (d + d_v)), elsewhere * (n * group * d + m * (d + d_v))
+        output_here, output_there = own * n_others * group * (d_v + 1), elsewhere * n * group * (d_v + 1)
         forward = Cost(batch * (there + output_here) * itemsize, 3)
         backward = Cost(batch * (here + output_there) * itemsize, 3)
     return Cost(forward.sent + agreement.sent, forward.steps + agreement.steps), backward
