@@ -197,14 +197,30 @@ def torchrun(ranks: int, program: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), program]
 
 
+def checked(ranks: int, program: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Verdict of ``attnspec check`` on a program of several ranks."""
+    command = " ".join(torchrun(ranks, program))
+    check = [sys.executable, "-m", "attnspec", "check", "--command", command, "--hang-after", "120", *options]
+    return subprocess.run(check, cwd=folder, capture_output=True, text=True)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "method", "division"), [(2, "ring", "zigzag"), (4, "heads", "contiguous")])
-def test_a_program_of_several_ranks_conforms(ranks: int, method: str, division: str, tmp_path: Path) -> None:
-    command = " ".join([*torchrun(ranks, str(PROGRAM)), method, division])
-    laws = ["--law", "operation.oracle", "--law", "operation.gradient", "--hang-after", "120"]
-    check = [sys.executable, "-m", "attnspec", "check", "--command", command, *laws]
-    done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True)
+@pytest.mark.parametrize(("ranks", "how"), [(2, "ring zigzag"), (4, "heads contiguous")])
+def test_a_program_of_several_ranks_conforms(ranks: int, how: str, tmp_path: Path) -> None:
+    done = checked(ranks, f"{PROGRAM} {how}", tmp_path, "--law", "operation.oracle", "--law", "operation.gradient")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_program_whose_rank_is_killed_is_convicted(tmp_path: Path) -> None:
+    code, call = PROGRAM.read_text(encoding="utf-8"), "            answers = answer("
+    assert call in code
+    killed = f"            if dist.get_rank() == 1:\n                __import__('os').abort()\n{call}"
+    (tmp_path / "program.py").write_text(code.replace(call, killed), encoding="utf-8")
+    options = ["--law", "operation.oracle", "--operation", "additive_attention", "--dtype", "float32"]
+    done = checked(2, "program.py", tmp_path, *options)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "ended the process" in done.stdout
 
 
 @pytest.mark.slow
