@@ -307,7 +307,7 @@ def test_a_chapter_is_a_file_in_every_column(chapter: str, column: str) -> None:
 BESIDE_CHAPTERS = {
     "spec/attnspec/spec": {"contract", "laws", "lectures", "errata.py"},
     "reference/attnspec/reference": {"budget", "defining"},
-    "backends/attnspec/backends/pytorch": {"kernels", "nn", "runtime"},
+    "backends/attnspec/backends/pytorch": {"distributed", "kernels", "nn", "runtime"},
 }
 """Modules and packages beside the chapters of a column; all others go into one of these."""
 WITHOUT_CHAPTERS = {

@@ -85,6 +85,13 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor 
         return torch.cat(parts, -2).to(dtype).expand(*batch, n, d)
 
 
+def masked_scores(a: Tensor, b: Tensor, w_v: Tensor, allowed: Tensor | None) -> Tensor:
+    """sum_h w_v tanh(a + b) without chunks, of any numbers where pairs are excluded; their gradients are 0."""
+    if allowed is not None and a.is_cpu and finite(a) and finite(b):
+        allowed = None
+    return _score_chunk(a, b, w_v, allowed)
+
+
 def attention_in_memory(
     a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
