@@ -542,7 +542,7 @@ def grouped(
 
 
 def in_sequences(
-    query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, **options: Tensor
+    query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
     ends = zip(query_ends, query_ends[1:], key_ends, key_ends[1:], strict=False)
     parts = [grouped(query[..., a:b, :], key[..., c:d, :], value[..., c:d, :], **options) for a, b, c, d in ends]
@@ -550,7 +550,7 @@ def in_sequences(
 
 
 def in_pages(
-    query: Tensor, key_pages: Tensor, value_pages: Tensor, block_table: Tensor, key_lengths: Tensor, **options: Tensor
+    query: Tensor, key_pages: Tensor, value_pages: Tensor, block_table: Tensor, key_lengths: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
     key, value = (x[block_table].movedim(-4, -3).flatten(-3, -2) for x in (key_pages, value_pages))
     first = key_lengths[..., None, None] - query.shape[-2]

@@ -585,15 +585,21 @@ class DistancesInPage(Formulas):
     """Distances are those of the row j mod p of a page, not of the position j."""
 
     def paged_attention(
-        self, query: Numbers, key_pages: Numbers, value_pages: Numbers, *table: Numbers, **options: Any
+        self,
+        query: Numbers,
+        key_pages: Numbers,
+        value_pages: Numbers,
+        block_table: Numbers,
+        key_lengths: Numbers,
+        **options: Any,
     ) -> Numbers:
         """Remember the number of rows per page."""
-        vars(self)["page"] = key_pages.shape[-2]
-        return super().paged_attention(query, key_pages, value_pages, *table, **options)
+        vars(self)["rows_per_page"] = key_pages.shape[-2]
+        return super().paged_attention(query, key_pages, value_pages, block_table, key_lengths, **options)
 
     def cache_distances(self, lengths: Numbers, n: int, m: int) -> Numbers:
         """Distances |ℓ − n + i − j mod p|."""
-        return np.abs(self.query_positions(lengths, n) - np.arange(m) % max(vars(self)["page"], 1))
+        return np.abs(self.query_positions(lengths, n) - np.arange(m) % max(vars(self)["rows_per_page"], 1))
 
 
 @mutant(
@@ -630,12 +636,19 @@ class SinkPerPage(Formulas):
     """The denominator holds the exponential of the sink once for each page of the table."""
 
     def paged_attention(
-        self, query: Numbers, key_pages: Numbers, value_pages: Numbers, table: Numbers, lengths: Numbers, *,
-        sinks: Numbers = None, **options: Any,
-    ) -> Numbers:  # fmt: skip
+        self,
+        query: Numbers,
+        key_pages: Numbers,
+        value_pages: Numbers,
+        block_table: Numbers,
+        key_lengths: Numbers,
+        *,
+        sinks: Numbers = None,
+        **options: Any,
+    ) -> Numbers:
         """Attention with sinks b + log(pages)."""
-        more = None if sinks is None else sinks + sinks.dtype.type(np.log(max(table.shape[-1], 1)))
-        return super().paged_attention(query, key_pages, value_pages, table, lengths, sinks=more, **options)
+        more = None if sinks is None else sinks + sinks.dtype.type(np.log(max(block_table.shape[-1], 1)))
+        return super().paged_attention(query, key_pages, value_pages, block_table, key_lengths, sinks=more, **options)
 
 
 # Latent keys ----------------------------------------------------------------------------------------------------------

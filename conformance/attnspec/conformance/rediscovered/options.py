@@ -387,13 +387,13 @@ class SlopesOfColumns(Formulas):
         self, query: Numbers, key: Numbers, value: Numbers, *ends: Numbers, causal: bool = False, **options: Any
     ) -> Numbers:
         """Remember the causal flag."""
-        vars(self)["causal"] = causal
+        vars(self)["is_causal"] = causal
         return super().variable_length_attention(query, key, value, *ends, causal=causal, **options)
 
     def distances(self, n: int, m: int) -> Numbers:
         """−j in place of i − j if causal."""
         behind = super().distances(n, m)
-        return -np.arange(m) + 0 * behind if vars(self)["causal"] else behind
+        return -np.arange(m) + 0 * behind if vars(self)["is_causal"] else behind
 
 
 # Sinks, tiles without weight and parts --------------------------------------------------------------------------------
