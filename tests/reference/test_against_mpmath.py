@@ -157,6 +157,12 @@ def teacher_forced(a: dict[str, Any]) -> list[Any]:
 
 def beam(a: dict[str, Any]) -> list[Any]:
     """Hypotheses are (score, tokens); those that have ended stay as they are."""
+
+    def penalised(hypothesis: tuple[Any, list[int]]) -> Any:
+        score, tokens = hypothesis
+        length = tokens.index(a["eos"]) + 1 if a["eos"] in tokens else len(tokens)
+        return score / mp.power(mp.mpf(5 + length) / 6, a.get("length_penalty", 0))
+
     kept: list[tuple[Any, list[int]]] = [(mp.mpf(0), [])]
     for _ in range(a["steps"]):
         extended = []
@@ -166,9 +172,8 @@ def beam(a: dict[str, Any]) -> list[Any]:
                 continue
             every, _ = teacher_forced({**a, "tokens": [a["token"], *tokens]})
             extended += [(score + x, [*tokens, w]) for w, x in enumerate(every[-1])]
-        kept = sorted(extended, key=lambda hypothesis: -hypothesis[0])[: a["beams"]]
-    score, tokens = kept[0]
-    return [tokens, score]
+        kept = sorted(extended, key=lambda hypothesis: -penalised(hypothesis))[: a["beams"]]
+    return [kept[0][1], penalised(kept[0])]
 
 
 def perceptron(x: Row, p: Any) -> list[Any]:
@@ -948,6 +953,18 @@ def test_the_reference_is_the_formula(
             unit = mp.mpf(float(np.finfo(dtype).eps)) / 2
             last = int(max(arguments["positions"].flat)) if "positions" in arguments else 0  # angles are as large
             assert worst <= ROUNDINGS * unit * max(1, largest, last)
+
+
+@pytest.mark.parametrize("length_penalty", [1.0, -2.0])
+@pytest.mark.parametrize("dtype", [np.float64, np.longdouble])
+def test_length_penalties_are_the_formula(dtype: Any, length_penalty: float, draw: Any) -> None:
+    arguments = {**draw("beam_decode", dtype, 0, batch=(3,)), "length_penalty": length_penalty}
+    with arithmetic(lambda numbers: numbers.astype(dtype)):
+        pairs = list(by_definition("beam_decode", arguments, REFERENCE["beam_decode"](**arguments)))
+    unit = mp.mpf(float(np.finfo(dtype).eps)) / 2
+    for x, expected in pairs:
+        worst, largest = error(x, expected)
+        assert worst <= (ROUNDINGS * unit * max(1, largest) if x.dtype == dtype else 0)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.longdouble])
