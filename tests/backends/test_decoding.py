@@ -68,7 +68,7 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_sentence(length_penalty: floa
     options: dict[str, Any] = {"steps": STEPS, "eos": EOS, "beams": VOCABULARY**STEPS, "length_penalty": length_penalty}
     sentence, score = pytorch.beam_decode(**inputs, **options)
     ends = tokens == EOS
-    best, place = (scores / ((5 + (ends.cumsum(-1) - ends.long() == 0).sum(-1)) / 6) ** length_penalty).max(0)
+    best, place = (scores / ((5 + (ends.cumsum(-1) - ends.long() == 0).sum(-1).double()) / 6) ** length_penalty).max(0)
     assert_within_budgets([(sentence, score), (sentence, best)], "beam_decode", **inputs, **options)
     assert torch.equal(sentence, ended(tokens[place, torch.arange(3)]))
 
