@@ -94,7 +94,7 @@ def grouped_query_attention(
 
 
 def distances(beyond: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """|i − j|, or i − j if ``alibi_distances`` is "signed", of the positions j − i."""
+    """Distances |i − j| of the positions j − i; i − j if ``alibi_distances`` is "signed"."""
     behind = -beyond if choice("alibi_distances") == "signed" else np.abs(beyond)
     # With ``like``, budgets know that these integers are exact.
     distance: np.ndarray = np.asarray(behind, dtype=like.dtype, like=like)

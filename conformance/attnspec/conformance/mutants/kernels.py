@@ -527,7 +527,7 @@ def first_positions(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
     source="linear biases of the column in the packed array",
 )
 class DistancesInRow(Formulas):
-    """Distances are those of rows of the packed arrays: query a + i is a + i − (b + j) from key b + j."""
+    """Distances are those of rows of the packed arrays."""
 
     def variable_length_attention(
         self, query: Numbers, key: Numbers, value: Numbers, query_ends: Numbers, key_ends: Numbers, **options: Any
@@ -537,7 +537,7 @@ class DistancesInRow(Formulas):
         return super().variable_length_attention(query, key, value, query_ends, key_ends, **options)
 
     def distances(self, n: int, m: int) -> Numbers:
-        """|a + i − b − j| for the next sequence, whose queries begin at a and whose keys begin at b."""
+        """Distances |a + i − b − j| of the next sequence."""
         start, key_start = next(vars(self)["starts"])
         return np.abs(start + np.arange(n)[:, None] - key_start - np.arange(m))
 
@@ -560,7 +560,7 @@ def sinks_of_sequences(
     sinks: Numbers = None,
     **options: Any,
 ) -> Numbers:
-    """All heads of sequence s have the sink of head s, modulo the number of heads."""
+    """In sequence s, all heads have the sink of head s."""
     if sinks is None:
         return Formulas.variable_length_attention(correct, query, key, value, query_ends, key_ends, **options)
     of_queries, of_keys = correct.sequence_slices(query_ends), correct.sequence_slices(key_ends)
@@ -582,7 +582,7 @@ def sinks_of_sequences(
     source="the index of a row in its page taken for its position",
 )
 class DistancesInPage(Formulas):
-    """Distances are those of the row j mod p of a page, not of the position j."""
+    """Key j has the distance of row j mod p of its page."""
 
     def paged_attention(
         self,

@@ -355,7 +355,7 @@ def shared_by_heads(correct: Library, operation: Operation, arguments: Mapping[s
     replaces="cache_distances",
 )
 def distances_from_the_length(correct: Formulas, lengths: Numbers, n: int, m: int) -> Numbers:
-    """For a single query, slopes count distances from the length ℓ, not from the last position ℓ − 1."""
+    """For a single query, slopes count distances from the length ℓ, not ℓ − 1."""
     return Formulas.cache_distances(correct, lengths + (n == 1), n, m)
 
 
@@ -368,7 +368,7 @@ def distances_from_the_length(correct: Formulas, lengths: Numbers, n: int, m: in
     replaces="cache_distances",
 )
 def distances_of_queries(correct: Formulas, lengths: Numbers, n: int, m: int) -> Numbers:
-    """For a single query, the linear bias is that of one key, 0, for the whole cache."""
+    """For a single query, the linear bias is 0 for the whole cache."""
     distances = Formulas.cache_distances(correct, lengths, n, m)
     return 0 * distances if n == 1 else distances
 
@@ -426,7 +426,7 @@ def sink_twice(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: N
     replaces="log_sum_exps",
 )
 def sink_beside_the_maximum(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
-    """The maximum leaves out the sink: the log-sum-exp is NaN without keys, ∞ beside a large sink."""
+    """The maximum leaves out the sink: the log-sum-exp is NaN without keys."""
     with_sinks = Formulas.log_sum_exps(correct, scores, attendable, sinks)
     if sinks is None:
         return with_sinks
@@ -444,7 +444,7 @@ def sink_beside_the_maximum(correct: Formulas, scores: Numbers, attendable: Numb
     breaks=("kernels.slopes-and-sinks-are-biases",),
 )
 class SinksOfRows(Formulas):
-    """Row h·n + i, query i of head h, has the sink (h·n + i) mod heads: right for a single query."""
+    """Query i of head h has the sink of head (h·n + i) mod heads."""
 
     def with_sink(
         self, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers

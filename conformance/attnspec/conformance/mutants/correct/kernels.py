@@ -225,11 +225,11 @@ class Kernels(Positional, Attention):
         return mask & (offset <= 0) if causal else mask
 
     def cache_bias(self, slopes: Numbers, lengths: Numbers, n: int, m: int) -> Numbers:
-        """Negative ALiBi penalty (…, heads, n, m) of n queries at the last n of ``lengths`` positions."""
+        """Bias (…, heads, n, m) of slopes, for n queries at the last positions."""
         return -slopes[:, None, None] * self.cache_distances(lengths, n, m).astype(slopes.dtype)[..., None, :, :]
 
     def cache_distances(self, lengths: Numbers, n: int, m: int) -> Numbers:
-        """Distances (…, n, m) of the first m positions from n queries at the last n of ``lengths``."""
+        """Distances (…, n, m) of m keys from n queries at the last positions."""
         behind = self.query_positions(lengths, n) - np.arange(m)
         return behind if choice("alibi_distances") == "signed" else np.abs(behind)
 

@@ -66,9 +66,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring:
 
 def attend_in_pages(query: Tensor, key_pages: Tensor, value_pages: Tensor, table: Tensor, visible: Visible,
                     scoring: Scoring) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-    """`attend` for one query per head, without slopes, and keys in pages (pages, heads_k, page, d).
+    """`attend` for one query per head and keys in pages (pages, heads_k, page, d).
 
-    ``table`` (*batch, blocks) holds the numbers of each sequence's pages.
+    It has no slopes. ``table`` (*batch, blocks) holds the numbers of each sequence's pages.
     """
     empty = not (query.shape[-1] and table.shape[-1])
     if (
