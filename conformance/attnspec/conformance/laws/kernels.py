@@ -130,8 +130,10 @@ def sink_in_denominator(subject: Subject, arguments: Arguments, rng: np.random.G
     without, unit = with_sink.replaced({path: None}), subject.semantics.logarithm_unit
     before, budgets = doubles(subject.results(without)), subject.budgets(without)
     natural, sinks = before[logarithm] * unit, wide(with_sink.array(path))[:, None]
-    if np.isnan(natural).any() or (subject.semantics.sink_alone != "sink" and np.isneginf(natural).any()):
+    if not (natural < np.inf).all() or (subject.semantics.sink_alone != "sink" and np.isneginf(natural).any()):
         return False
+    if not all(np.isfinite(x).all() for x in (before[rows], *budgets.values())):
+        return False  # a result that is open, or not finite, says nothing of its share
     both = np.logaddexp(natural, sinks)
     share = np.exp(natural - both)
     expected = {rows: before[rows] * share[..., None], logarithm: both / unit}
