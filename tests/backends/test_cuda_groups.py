@@ -210,7 +210,7 @@ def test_flex_computes_packed_sequences_pages_and_latent_keys(causal: bool) -> N
     pages, table, lengths = normal(5, 2, 6, 24), torch.tensor([[4, 0, 1], [2, 2, 3]]), torch.tensor([13, 0])
     latent = [normal(*s) for s in ((2, 4, 3, 8), (2, 4, 3, 2), (2, 5, 6), (2, 5, 2), (4, 8, 6), (4, 7, 6))]
     packed, paged = (query, key, value, ends, of_keys), (query[..., :4, :], pages, pages, table, lengths)
-    further: dict[str, Any] = {"window": (3, 1), "softcap": 2.0}
+    further: dict[str, Any] = {"window": (3, 1), "softcap": 2.0, "slopes": torch.ones(4), "sinks": torch.ones(4)}
     calls: list[tuple[str, Any, dict[str, Any]]] = [("latent_attention", latent, {})]
     calls += [("variable_length_attention", packed, options) for options in ({}, further)]
     calls += [("paged_attention", paged, options) for options in ({}, further)]

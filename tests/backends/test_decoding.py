@@ -61,12 +61,14 @@ def ended(sentence: Tensor, end: int = EOS) -> Tensor:
     return torch.where((sentence == end).cumsum(-1) > 0, end, sentence)
 
 
-def test_a_beam_as_wide_as_the_tree_finds_the_best_sentence() -> None:
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, -0.5])
+def test_a_beam_as_wide_as_the_tree_finds_the_best_sentence(length_penalty: float) -> None:
     inputs = drawn()
     tokens, scores = every_sentence(inputs)
-    sentence, score = pytorch.beam_decode(**inputs, steps=STEPS, eos=EOS, beams=VOCABULARY**STEPS)
-    best, place = scores.max(0)
-    options = {"steps": STEPS, "eos": EOS, "beams": VOCABULARY**STEPS}
+    options: dict[str, Any] = {"steps": STEPS, "eos": EOS, "beams": VOCABULARY**STEPS, "length_penalty": length_penalty}
+    sentence, score = pytorch.beam_decode(**inputs, **options)
+    ends = tokens == EOS
+    best, place = (scores / ((5 + (ends.cumsum(-1) - ends.long() == 0).sum(-1).double()) / 6) ** length_penalty).max(0)
     assert_within_budgets([(sentence, score), (sentence, best)], "beam_decode", **inputs, **options)
     assert torch.equal(sentence, ended(tokens[place, torch.arange(3)]))
 
@@ -157,6 +159,7 @@ def test_the_first_of_equals_are_the_greatest(size: int) -> None:
         ({"token": torch.tensor([0, 5, 1])}, "token: expected token in 0..4; got 5"),
         ({"beams": 0}, "beams: expected beams of at least 1; got 0"),
         ({"steps": -1}, "steps: expected steps of at least 0; got -1"),
+        ({"length_penalty": math.inf}, "length_penalty: expected a finite number; got inf"),
     ],
 )
 def test_wrong_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:

@@ -125,6 +125,29 @@ def test_a_step_reads_only_what_it_attends_to(group: int, dtype: torch.dtype) ->
     assert_within_budgets(result, "grouped_query_attention", *clean, key_lengths=lengths)
 
 
+SLOPES_AND_SINKS = {"slopes": torch.tensor([0.5, 0.25, 0.1, 0.0]), "sinks": torch.tensor([0.5, -2.0, 3.0, 0.0])}
+
+
+@pytest.mark.parametrize("names", [("slopes",), ("sinks",), ("slopes", "sinks")], ids="-".join)
+@pytest.mark.parametrize("n", [1, 3, 20])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_pages_and_packed_sequences_have_slopes_and_sinks(dtype: torch.dtype, n: int, names: tuple[str, ...]) -> None:
+    options: dict[str, Any] = {name: SLOPES_AND_SINKS[name].to(dtype) for name in names}
+    query, pages, table = (
+        normal(2, 4, n, 32, dtype=dtype),
+        normal(9, 2, 16, 32, dtype=dtype),
+        torch.tensor([[3, 0, 7], [8, 8, 1]]),
+    )
+    for lengths in (torch.tensor([33, 16]), torch.tensor([48, 0])):
+        inputs = query, pages, pages, table, lengths
+        result = backend.paged_attention(*inputs, **options)
+        assert_within_budgets(result, "paged_attention", *inputs, **options)
+    row, key = normal(4, 2 * n, 32, dtype=dtype), normal(2, 50, 32, dtype=dtype)
+    packed = row, key, key, torch.tensor([0, n, n, 2 * n]), torch.tensor([0, 0, 31, 50])
+    result = backend.variable_length_attention(*packed, **options)
+    assert_within_budgets(result, "variable_length_attention", *packed, **options)
+
+
 @pytest.mark.parametrize("window", [None, (5, None), (40, 3)])
 @pytest.mark.parametrize("page", [1, 4, 16, 100])
 @pytest.mark.parametrize("n", [1, 3])

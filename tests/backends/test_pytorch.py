@@ -522,15 +522,15 @@ def neighbours(x: Tensor, mask: Tensor | None) -> Tensor:
 def grouped(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False,
     bias: Tensor | None = None, slopes: Tensor | None = None, sinks: Tensor | None = None,
-    key_lengths: Tensor | None = None,
+    key_lengths: Tensor | None = None, first: Tensor | int = 0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     group, (n, m) = query.shape[-3] // key.shape[-3], (query.shape[-2], key.shape[-2])
     key, value = (x.repeat_interleave(group, -3) for x in (key, value))
     scores = query @ key.mT / math.sqrt(query.shape[-1])
     scores = scores if bias is None else scores + bias
     if slopes is not None:
-        distance = (torch.arange(n)[:, None] - torch.arange(m)).abs()
-        scores = scores - slopes[:, None, None] * distance
+        distance = (torch.arange(n)[:, None] + first - torch.arange(m)).abs()
+        scores = scores - slopes[:, None, None] * distance.unsqueeze(-3)
     keep = torch.ones(n, m, dtype=torch.bool)
     keep = keep.tril() if causal else keep
     keep = keep if mask is None else keep & mask
@@ -543,18 +543,19 @@ def grouped(
 
 
 def in_sequences(
-    query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor
+    query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
     ends = zip(query_ends, query_ends[1:], key_ends, key_ends[1:], strict=False)
-    parts = [grouped(query[..., a:b, :], key[..., c:d, :], value[..., c:d, :]) for a, b, c, d in ends]
+    parts = [grouped(query[..., a:b, :], key[..., c:d, :], value[..., c:d, :], **options) for a, b, c, d in ends]
     return torch.cat([o for o, _ in parts], -2), torch.cat([x for _, x in parts], -1)
 
 
 def in_pages(
-    query: Tensor, key_pages: Tensor, value_pages: Tensor, block_table: Tensor, key_lengths: Tensor
+    query: Tensor, key_pages: Tensor, value_pages: Tensor, block_table: Tensor, key_lengths: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
     key, value = (x[block_table].movedim(-4, -3).flatten(-3, -2) for x in (key_pages, value_pages))
-    return grouped(query, key, value, key_lengths=key_lengths)
+    first = key_lengths[..., None, None] - query.shape[-2]
+    return grouped(query, key, value, key_lengths=key_lengths, first=first, **options)
 
 
 def latent_heads(
@@ -590,7 +591,7 @@ def rotated_along_axes(x: Tensor, positions: Tensor, frequencies: Tensor) -> Ten
 
 
 def turned(x: Tensor, angle: Tensor) -> Tensor:
-    numbers = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
+    numbers = torch.view_as_complex(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2).contiguous())
     return torch.view_as_real(numbers * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
 
 

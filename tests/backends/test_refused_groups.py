@@ -89,6 +89,8 @@ def test_attention_in_groups_refuses(wrong: dict[str, Any], error: type[Exceptio
         ({"query_ends": ENDS.double()}, TypeError, f"{INTEGERS}; got torch.float64"),
         ({"window": (None, -1)}, TypeError, f"{SIDES}; got (None, -1)"),
         ({"softcap": -1.0}, ValueError, "a positive, finite number; got -1.0"),
+        ({"slopes": torch.ones(2)}, ValueError, "(heads,) with heads = 4; got (2,)"),
+        ({"sinks": torch.ones(4).half()}, TypeError, "torch.float32 like the others; got torch.float16"),
         ({"scale": nan}, ValueError, "a finite number; got nan"),
     ],
 )  # fmt: skip
@@ -110,6 +112,8 @@ def test_packed_sequences_refuse(wrong: dict[str, Any], error: type[Exception], 
          "(pages, heads_k, page, d_v) with pages = 6 (from key_pages); got (5, 2, 4, 8)"),
         ({"window": (-1, None)}, TypeError, f"{SIDES}; got (-1, None)"),
         ({"softcap": 0.0}, ValueError, "a positive, finite number; got 0.0"),
+        ({"slopes": torch.ones(2, 4)}, ValueError, "(heads,), rank 1; got (2, 4)"),
+        ({"sinks": torch.ones(1)}, ValueError, "(heads,) with heads = 4; got (1,)"),
         ({"scale": inf}, ValueError, "a finite number; got inf"),
     ],
 )  # fmt: skip

@@ -157,6 +157,12 @@ def teacher_forced(a: dict[str, Any]) -> list[Any]:
 
 def beam(a: dict[str, Any]) -> list[Any]:
     """Hypotheses are (score, tokens); those that have ended stay as they are."""
+
+    def penalised(hypothesis: tuple[Any, list[int]]) -> Any:
+        score, tokens = hypothesis
+        length = tokens.index(a["eos"]) + 1 if a["eos"] in tokens else len(tokens)
+        return score / mp.power(mp.mpf(5 + length) / 6, a.get("length_penalty", 0))
+
     kept: list[tuple[Any, list[int]]] = [(mp.mpf(0), [])]
     for _ in range(a["steps"]):
         extended = []
@@ -166,9 +172,8 @@ def beam(a: dict[str, Any]) -> list[Any]:
                 continue
             every, _ = teacher_forced({**a, "tokens": [a["token"], *tokens]})
             extended += [(score + x, [*tokens, w]) for w, x in enumerate(every[-1])]
-        kept = sorted(extended, key=lambda hypothesis: -hypothesis[0])[: a["beams"]]
-    score, tokens = kept[0]
-    return [tokens, score]
+        kept = sorted(extended, key=lambda hypothesis: -penalised(hypothesis))[: a["beams"]]
+    return [kept[0][1], penalised(kept[0])]
 
 
 def perceptron(x: Row, p: Any) -> list[Any]:
@@ -590,10 +595,23 @@ def grouped(a: dict[str, Any]) -> list[Any]:
     return normalized_heads(scores, values, among, a["sinks"])
 
 
-def plain_heads(query: Any, key: Any, value: Any, among: Callable[[int, int], bool]) -> list[Any]:
+def with_slopes_and_sinks(
+    a: dict[str, Any], query: Any, key: Any, value: Any, away: Callable[[int, int], int], keys_count: int
+) -> list[Any]:
+    """Attention to the first keys; ``away`` is the position of key j minus that of query i."""
     keys = for_query_heads(query, key)
-    scores = [[[scaled(q, k) for k in keys[r]] for q in rows] for r, rows in enumerate(query)]
-    return normalized_heads(scores, for_query_heads(query, value), among)
+
+    def behind(i: int, j: int) -> int:
+        return -away(i, j) if choice("alibi_distances") == "signed" else abs(away(i, j))
+
+    def among(i: int, j: int) -> bool:
+        return j < keys_count and (away(i, j) <= 0 or not a.get("causal")) and in_window(away(i, j), a)
+
+    scores = [
+        [[scaled(q, k) - a["slopes"][r] * behind(i, j) for j, k in enumerate(keys[r])] for i, q in enumerate(rows)]
+        for r, rows in enumerate(query)
+    ]
+    return normalized_heads(scores, for_query_heads(query, value), among, a["sinks"])
 
 
 def in_sequences(a: dict[str, Any]) -> list[Any]:
@@ -602,14 +620,14 @@ def in_sequences(a: dict[str, Any]) -> list[Any]:
     logarithms: list[Any] = [[] for _ in range(heads)]
     for (i, j), (k, m) in pairwise(ends):
 
-        def among(row: int, key: int, n: int = k - i, keys: int = m - j) -> bool:
-            return in_window(beyond(row, key, n, keys), a)
+        def away(row: int, key: int, n: int = k - i, keys: int = m - j) -> int:
+            return beyond(row, key, n, keys)
 
         query, key, value = (
             [x[start:end] for x in rows]
             for rows, start, end in ((a["query"], i, k), (a["key"], j, m), (a["value"], j, m))
         )
-        heads_of_sequence = plain_heads(query, key, value, among)
+        heads_of_sequence = with_slopes_and_sinks(a, query, key, value, away, m - j)
         for r in range(heads):
             outputs[r] += heads_of_sequence[0][r]
             logarithms[r] += heads_of_sequence[1][r]
@@ -618,19 +636,11 @@ def in_sequences(a: dict[str, Any]) -> list[Any]:
 
 def in_pages(a: dict[str, Any]) -> list[Any]:
     def rows(pages: Any) -> list[Any]:
-        whole = [[row for t in a["block_table"] for row in pages[t][h]] for h in range(len(pages[0]))]
-        return [head[: a["key_lengths"]] for head in whole]
+        return [[row for t in a["block_table"] for row in pages[t][h]] for h in range(len(pages[0]))]
 
-    if not a["key_lengths"]:
-        d_v = len(a["value_pages"][0][0][0])
-        empty = [[[mp.mpf(0)] * d_v for _ in head] for head in a["query"]]
-        return [empty, [[mp.mpf("-inf") for _ in head] for head in a["query"]]]
     first = a["key_lengths"] - len(a["query"][0])
-
-    def among(i: int, j: int) -> bool:
-        return in_window(j - (first + i), a)
-
-    return plain_heads(a["query"], rows(a["key_pages"]), rows(a["value_pages"]), among)
+    keys, values = rows(a["key_pages"]), rows(a["value_pages"])
+    return with_slopes_and_sinks(a, a["query"], keys, values, lambda i, j: j - (first + i), a["key_lengths"])
 
 
 def latent(a: dict[str, Any]) -> list[Any]:
@@ -969,6 +979,18 @@ def test_the_reference_is_the_formula(
             unit = mp.mpf(float(np.finfo(dtype).eps)) / 2
             last = int(max(arguments["positions"].flat)) if "positions" in arguments else 0  # angles are as large
             assert worst <= ROUNDINGS * unit * max(1, largest, last)
+
+
+@pytest.mark.parametrize("length_penalty", [1.0, -2.0])
+@pytest.mark.parametrize("dtype", [np.float64, np.longdouble])
+def test_length_penalties_are_the_formula(dtype: Any, length_penalty: float, draw: Any) -> None:
+    arguments = {**draw("beam_decode", dtype, 0, batch=(3,)), "length_penalty": length_penalty}
+    with arithmetic(lambda numbers: numbers.astype(dtype)):
+        pairs = list(by_definition("beam_decode", arguments, REFERENCE["beam_decode"](**arguments)))
+    unit = mp.mpf(float(np.finfo(dtype).eps)) / 2
+    for x, expected in pairs:
+        worst, largest = error(x, expected)
+        assert worst <= (ROUNDINGS * unit * max(1, largest) if x.dtype == dtype else 0)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.longdouble])

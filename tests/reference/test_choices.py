@@ -27,7 +27,13 @@ def inputs_that_show(question: str, operation: Operation, arguments: dict[str, A
     if question == "window_left" and "window" in operation.defaults:
         inputs["window"] = (1, None)
     if question == "sink_alone" and "sinks" in inputs:
-        inputs["mask"] = np.zeros_like(inputs["mask"])
+        hidden = [x.path for x in operation.masks.values()] + [x for x in operation.lengths if x in inputs]
+        inputs |= {path: np.zeros_like(inputs[path]) for path in hidden}
+        if operation.cumulative:  # all queries are in the first sequence, all keys in the last
+            queries, keys = operation.cumulative
+            places = np.arange(inputs[keys].size)
+            inputs[queries] = np.where(places > 0, inputs[queries][-1], 0)
+            inputs[keys] = np.where(places == places[-1], inputs[keys][-1], 0)
     return without_keys_for_first_query(operation, inputs) if question == "fully_masked" else inputs
 
 

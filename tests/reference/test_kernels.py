@@ -123,6 +123,26 @@ def test_queries_are_the_last_positions_of_a_cache() -> None:
     assert_within_budgets([paged_attention(*arguments, causal=True), means], "paged_attention", *arguments, causal=True)
 
 
+def test_distances_of_a_cache_are_counted_from_positions() -> None:
+    pages, query = np.zeros((2, 1, 4, 1)), np.zeros((1, 2, 1))
+    arguments = query, pages, pages, np.array([1, 0]), np.array(6)
+    slopes, sinks = np.log([2.0]), np.log([3.0])
+    totals = 1 + sum(0.5**k for k in range(1, 5)) + 0.5, sum(0.5**k for k in range(6))  # positions 4 and 5 of 0 to 5
+    expected = np.zeros((1, 2, 1)), np.log(3.0 + np.array([totals]))
+    options: dict[str, Any] = {"slopes": slopes, "sinks": sinks}
+    assert_within_budgets([paged_attention(*arguments, **options), expected], "paged_attention", *arguments, **options)
+
+
+def test_distances_of_packed_sequences_are_counted_in_each() -> None:
+    x = np.zeros((1, 4, 1))
+    arguments = x, x, x, np.array([0, 1, 4]), np.array([0, 3, 4])
+    totals = 1 + 0.5 + 0.25, 1.0, 0.5, 0.25  # three keys for the first query, one for the others
+    expected = x, np.log(3.0 + np.array([totals]))
+    options: dict[str, Any] = {"slopes": np.log([2.0]), "sinks": np.log([3.0])}
+    result = variable_length_attention(*arguments, **options)
+    assert_within_budgets([result, expected], "variable_length_attention", *arguments, **options)
+
+
 def test_parts_without_keys_are_left_out() -> None:
     outputs = np.array([[1.0, 2.0], [np.nan, np.nan], [3.0, 6.0]])
     logarithms = np.array([0.0, -np.inf, np.log(3)])

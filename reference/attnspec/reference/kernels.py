@@ -78,10 +78,7 @@ def grouped_query_attention(
     if bias is not None:
         scores = scores + split_groups(bias, heads_k)
     if slopes is not None:
-        # With ``like``, budgets know that these integers are exact.
-        behind = -beyond if choice("alibi_distances") == "signed" else np.abs(beyond)
-        distance = np.asarray(behind[..., None, None, :, :], dtype=scores.dtype, like=scores)
-        scores = scores - per_head(slopes, heads_k) * distance
+        scores = scores - per_head(slopes, heads_k) * distances(beyond, scores)[..., None, None, :, :]
     unpadded = None if key_lengths is None else padding_mask(key_lengths, m)[..., None, :]
     masks = (mask, beyond <= 0 if causal else None, window_mask(beyond, window), unpadded)
     attendable = None
@@ -99,6 +96,14 @@ def grouped_query_attention(
         logarithms = np.where(has_keys, logarithms, -np.inf)
     logarithms = np.broadcast_to(logarithms, output.shape[:-1])
     return merge_groups(output), merge_groups(logarithms[..., None])[..., 0]
+
+
+def distances(beyond: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Distances |i − j| of the positions j − i; i − j if ``alibi_distances`` is "signed"."""
+    behind = -beyond if choice("alibi_distances") == "signed" else np.abs(beyond)
+    # With ``like``, budgets know that these integers are exact.
+    distance: np.ndarray = np.asarray(behind, dtype=like.dtype, like=like)
+    return distance
 
 
 def in_chosen_base(logarithms: np.ndarray) -> np.ndarray:
@@ -179,12 +184,14 @@ def variable_length_attention(
     scale: float | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    slopes: Float[np.ndarray, " heads"] | None = None,
+    sinks: Float[np.ndarray, " heads"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch heads n d_v"], Float[np.ndarray, "*batch heads n"] | None]:
     """O = [O₁; O₂; …] and ℓ = [ℓ₁; ℓ₂; …]: `grouped_query_attention` of each sequence alone."""
     parts = [
         grouped_query_attention(
             query[..., i:i_end, :], key[..., j:j_end, :], value[..., j:j_end, :],
-            causal=causal, scale=scale, window=window, softcap=softcap,
+            causal=causal, scale=scale, window=window, softcap=softcap, slopes=slopes, sinks=sinks,
         )
         for (i, i_end), (j, j_end) in zip(pairwise(query_ends), pairwise(key_ends), strict=True)
     ]  # fmt: skip
@@ -204,6 +211,8 @@ def paged_attention(
     scale: float | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    slopes: Float[np.ndarray, " heads"] | None = None,
+    sinks: Float[np.ndarray, " heads"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch heads n d_v"], Float[np.ndarray, "*batch heads n"] | None]:
     """`grouped_query_attention` to the first ℓ rows of the pages that the table lists."""
     n, m = query.shape[-2], block_table.shape[-1] * key_pages.shape[-2]
@@ -212,9 +221,10 @@ def paged_attention(
     beyond = np.arange(m) - (lengths - n + np.arange(n)[:, None])
     in_window = window_mask(beyond, window)
     mask = np.arange(m) < lengths if in_window is None else in_window & (np.arange(m) < lengths)
+    bias = None if slopes is None else -slopes[:, None, None] * distances(beyond, slopes)[..., None, :, :]
     return grouped_query_attention(
         query, gather_pages(key_pages, block_table), gather_pages(value_pages, block_table),
-        mask=mask & (beyond <= 0) if causal else mask, scale=scale, softcap=softcap,
+        mask=mask & (beyond <= 0) if causal else mask, scale=scale, softcap=softcap, bias=bias, sinks=sinks,
     )  # fmt: skip
 
 

@@ -225,8 +225,9 @@ def beam_decode(
     beams: int,
     *,
     mask: Bool[np.ndarray, "*#batch #m"] | None = None,
+    length_penalty: float = 0.0,
 ) -> tuple[Int[np.ndarray, "*batch {steps}"], Float[np.ndarray, "*batch"]]:
-    """Extend all hypotheses by all tokens, `steps` times; always keep the `beams` of greatest Σ log P."""
+    """Extend all hypotheses by all tokens, `steps` times; always keep the `beams` of greatest Σ log P / lp(y)."""
     vocabulary = parameters.b_o.shape[0]
     batches = [token.shape, state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
     batch = np.broadcast_shapes(*batches)
@@ -237,20 +238,34 @@ def beam_decode(
     last = np.broadcast_to(token, batch)[..., None]
     tokens, scores = np.zeros((*batch, 1, 0), int), np.zeros((*batch, 1), state.dtype)
     exists, ended = np.ones((*batch, 1), bool), np.zeros((*batch, 1), bool)
-    for _ in range(steps):
+    lengths = np.zeros((*batch, 1), int)
+    for step in range(steps):
         state = next_state(last, state, sources, parameters, source_mask)
         extended = scores[..., None] + np.where(ended[..., None], 0, log_probabilities(state, parameters))
         may_follow = exists[..., None] & (~ended[..., None] | (np.arange(vocabulary) == eos))
         # The extensions of all hypotheses compete in one row; number hypothesis · vocabulary + token is one extension.
         count = extended.shape[-2] * vocabulary
         may_follow = may_follow.reshape(*batch, count)
-        chosen, scores = greatest(extended.reshape(*batch, count), min(beams, count), may_follow)
+        lengths = np.where(ended, lengths, step + 1)
+        ranked = penalised(extended, lengths[..., None], length_penalty)
+        chosen, scores = greatest(ranked.reshape(*batch, count), min(beams, count), may_follow)
         parent, last = np.divmod(chosen, vocabulary)
+        lengths = np.take_along_axis(lengths, parent, axis=-1)
+        scores = penalised(scores, lengths, -length_penalty)
         state = np.take_along_axis(state, parent[..., None], axis=-2)
         tokens = np.concatenate([np.take_along_axis(tokens, parent[..., None], axis=-2), last[..., None]], axis=-1)
         exists, ended = np.take_along_axis(may_follow, chosen, axis=-1), last == eos
-    winner, score = greatest(scores, 1, exists)
+    winner, score = greatest(penalised(scores, lengths, length_penalty), 1, exists)
     return np.take_along_axis(tokens, winner[..., None], axis=-2)[..., 0, :], score[..., 0]
+
+
+def penalised(scores: np.ndarray, lengths: np.ndarray, exponent: float) -> np.ndarray:
+    """Divide sums of log P by lp(y) = ((5 + |y|) / 6)^α; −α undoes it."""
+    if not exponent:
+        return scores
+    logarithms = np.log((5 + lengths).astype(scores.dtype) / 6)
+    divided: np.ndarray = scores / np.exp(exponent * np.asarray(logarithms, dtype=scores.dtype, like=scores))
+    return divided
 
 
 @overridable

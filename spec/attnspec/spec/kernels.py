@@ -123,33 +123,45 @@ class GroupedQueryAttention(Protocol[Array]):
 
 
 @depends_on("head_groups")
+@depends_on("alibi_distances")
 @depends_on("logarithms")
+@depends_on("sink_alone")
 @depends_on("window_left")
 @operation(
     "variable_length_attention",
     chapter="kernels",
-    formula=r"o_i = \operatorname{softmax}_j(c \tanh(\lambda q_i^\top k_j / c))\, v_j,\quad"
+    formula=r"o_i = \frac{1}{Z_i} \sum_j e^{s_{ij}} v_j,\quad Z_i = e^{b_r} + \sum_j e^{s_{ij}},\quad"
+    r" s_{ij} = c \tanh(\lambda q_i^\top k_j / c) - m_r |(i - a_s) - (j - b_s)|,\quad"
     r" i \in [a_s, a_{s+1}),\ j \in [b_s, b_{s+1})",
     sources=[
         KRELL.passage("Abstract"),
         DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation"),
+        PRESS.passage("3 Attention with linear biases"),
+        OPENAI.passage("Architecture: Attention"),
     ],
     axes={"n": Axis.QUERY | Axis.TIME, "m": Axis.KEY | Axis.TIME},
     linear="value",
-    features="causal scale window softcap log_sum_exp",
+    features="causal scale window softcap slopes sinks log_sum_exp",
     results="output log_sum_exp",
     cumulative={"query_ends": "n", "key_ends": "m"},
     trial_values={"scale": (0.25, -0.5), "window": ((1, 0), (256, 0)), "softcap": (2.0, 50.0)},
-    parts={"scale": ScoreEffect.SCALE, "softcap": ScoreEffect.CAP},
+    parts={
+        "scale": ScoreEffect.SCALE,
+        "softcap": ScoreEffect.CAP,
+        "slopes": ScoreEffect.SLOPES,
+        "sinks": ScoreEffect.SINK,
+    },
 )
 class VariableLengthAttention(Protocol[Array]):
     """Attention of several sequences packed into one, each to its own keys.
 
     Where: a and b are `query_ends` and `key_ends`: sequence s has the queries a_s … a_{s+1}−1 and the keys
     b_s … b_{s+1}−1. Each sequence is computed as in `grouped_query_attention`. Its first query is aligned with its
-    first key, or its last query with its last key (semantics `causal_alignment`). The output is in units of value.
+    first key, or its last query with its last key (semantics `causal_alignment`): from there the distances of `slopes`
+    count, too. The output is in units of value.
     Domain: Σ|q||k| does not overflow. The softcap is positive.
-    Edges: A sequence may have no queries or no keys. Queries without keys give 0, and −∞ for the logarithm.
+    Edges: A sequence may have no queries or no keys. Queries without keys give 0, and −∞ for the logarithm or, if there
+    is one, its sink (semantics `sink_alone`).
     """
 
     def __call__(
@@ -164,6 +176,8 @@ class VariableLengthAttention(Protocol[Array]):
         scale: float | None = None,
         window: tuple[int | None, int | None] | None = None,
         softcap: float | None = None,
+        slopes: Annotated[Float[Array, " heads"], sizes(heads="heads_k*group")] | None = None,
+        sinks: Annotated[Float[Array, " heads"], sizes(heads="heads_k*group")] | None = None,
     ) -> tuple[
         Annotated[Float[Array, "*batch heads n d_v"], sizes(heads="heads_k*group")],
         Annotated[Float[Array, "*batch heads n"], sizes(heads="heads_k*group")] | None,
@@ -171,28 +185,41 @@ class VariableLengthAttention(Protocol[Array]):
 
 
 @depends_on("head_groups")
+@depends_on("alibi_distances")
 @depends_on("logarithms")
+@depends_on("sink_alone")
 @depends_on("window_left")
 @operation(
     "paged_attention",
     chapter="kernels",
-    formula=r"o_i = \operatorname{softmax}_{j < \ell}(c \tanh(\lambda q_i^\top k_j / c))\, v_j,\quad"
+    formula=r"o_i = \frac{1}{Z_i} \sum_{j < \ell} e^{s_{ij}} v_j,\quad Z_i = e^{b_r} + \sum_{j < \ell} e^{s_{ij}},\quad"
+    r" s_{ij} = c \tanh(\lambda q_i^\top k_j / c) - m_r |\ell - n + i - j|,\quad"
     r" k_j = K_{t_{\lfloor j / p \rfloor},\ j \bmod p}",
-    sources=[KWON.passage("4.1 PagedAttention"), ONNX.passage("Attention-24")],
+    sources=[
+        KWON.passage("4.1 PagedAttention"),
+        ONNX.passage("Attention-24"),
+        PRESS.passage("3 Attention with linear biases"),
+        OPENAI.passage("Architecture: Attention"),
+    ],
     axes={"n": Axis.QUERY | Axis.TIME},
-    features="causal scale window softcap log_sum_exp",
+    features="causal scale window softcap slopes sinks log_sum_exp",
     results="output log_sum_exp",
     indices={"block_table": "pages"},
     lengths={"key_lengths": "blocks*page"},
     trial_values={"scale": (0.25, -0.5), "window": ((2, 0), (256, 0)), "softcap": (2.0, 50.0)},
-    parts={"scale": ScoreEffect.SCALE, "softcap": ScoreEffect.CAP},
+    parts={
+        "scale": ScoreEffect.SCALE,
+        "softcap": ScoreEffect.CAP,
+        "slopes": ScoreEffect.SLOPES,
+        "sinks": ScoreEffect.SINK,
+    },
 )
 class PagedAttention(Protocol[Array]):
     """Attention to a key–value cache stored in pages, which a block table puts in order.
 
     Where: K are `key_pages`, p is `page`, the number of rows per page, t `block_table` and ℓ `key_lengths`. The queries
-    are the last n of the ℓ positions: query i is at position ℓ − n + i, from which `causal` and `window` count. All
-    else is as in `grouped_query_attention`. The output is in units of the values.
+    are the last n of the ℓ positions: query i is at position ℓ − n + i, from which `causal`, `window` and `slopes`
+    count. All else is as in `grouped_query_attention`. The output is in units of the values.
     Domain: Σ|q||k| does not overflow. The softcap is positive.
     Edges: Rows of pages from ℓ on and pages outside of the table have no effect, NaN and ∞ included. A page may occur
     several times in the table, also for several elements of the batch.
@@ -210,6 +237,8 @@ class PagedAttention(Protocol[Array]):
         scale: float | None = None,
         window: tuple[int | None, int | None] | None = None,
         softcap: float | None = None,
+        slopes: Annotated[Float[Array, " heads"], sizes(heads="heads_k*group")] | None = None,
+        sinks: Annotated[Float[Array, " heads"], sizes(heads="heads_k*group")] | None = None,
     ) -> tuple[
         Annotated[Float[Array, "*batch heads n d_v"], sizes(heads="heads_k*group")],
         Annotated[Float[Array, "*batch heads n"], sizes(heads="heads_k*group")] | None,

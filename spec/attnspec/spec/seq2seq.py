@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
-from attnspec.spec.contract.sources import BAHDANAU, LUONG, S0, S1, S2, S3, S4
+from attnspec.spec.contract.sources import BAHDANAU, LUONG, S0, S1, S2, S3, S4, WU
 from attnspec.spec.recurrent import RNNParameters
 
 __all__ = [
@@ -373,22 +373,26 @@ class GreedyDecode(Protocol[Array]):
     chapter="seq2seq",
     formula=r"B_{t'+1} = \operatorname{best}_k \big(\{(y, w) : y \in B_{t'} \text{ not ended},\ w \in V\}"
     r" \cup \{(y, \langle\text{eos}\rangle) : y \in B_{t'} \text{ ended}\}\big),\quad"
-    r" \operatorname{score}(y) = \sum_{t'} \log P(y_{t'+1} \mid y_1, \dots, y_{t'})",
-    sources=[S0.passage("Prediction: Token by Token")],
+    r" \operatorname{score}(y) = \left(\frac{6}{5 + |y|}\right)^{\alpha}"
+    r" \sum_{t'} \log P(y_{t'+1} \mid y_1, \dots, y_{t'})",
+    sources=[S0.passage("Prediction: Token by Token"), WU.passage("7 Decoder")],
     scores_scale_with={"parameters.w_v": 1.0},
+    features="length_penalty",
     indices={"token": "parameters.vocabulary", "eos": "parameters.vocabulary"},
     chosen="tokens",
     results="tokens score",
+    trial_values={"length_penalty": (1.0, 0.6)},
 )
 class BeamDecode(Protocol[Array]):
     """Beam search: keep the k most probable extensions at each step, return the best.
 
-    Where: k is `beams` and V the vocabulary; token, state, `eos` and score are those of `greedy_decode`. An ended
-    hypothesis stays a candidate and keeps its score. After the last step it competes with hypotheses that have not
-    ended. A wider beam may end with a worse sentence.
-    Domain: No sum of logarithms overflows.
+    Where: k is `beams` and V the vocabulary; token, state and `eos` are those of `greedy_decode`. α is `length_penalty`
+    and |y| the number of tokens up to `eos`, which counts; with α = 0 the score is that of `greedy_decode`. Candidates
+    are compared by this score at each step. An ended hypothesis stays a candidate and keeps its score. After the last
+    step it competes with hypotheses that have not ended. A wider beam may end with a worse sentence.
+    Domain: No sum of logarithms overflows. The length penalty is finite.
     Edges: Equal candidates are ranked by the rank of the hypothesis that they extend, then by the order of the
-    vocabulary. If there are fewer hypotheses than `beams`, all are kept. With `beams` = 1 the search is greedy.
+    vocabulary. If there are fewer hypotheses than `beams`, all are kept. With `beams` = 1 the tokens are greedy.
     """
 
     def __call__(
@@ -402,6 +406,7 @@ class BeamDecode(Protocol[Array]):
         beams: int,
         *,
         mask: Bool[Array, "*#batch #m"] | None = None,
+        length_penalty: float = 0.0,
     ) -> tuple[Int[Array, "*batch {steps}"], Float[Array, "*batch"]]: ...
 
 

@@ -1,6 +1,6 @@
 """Sequence-to-sequence operations. Protocols: ``attnspec.spec.seq2seq``."""
 
-from math import prod
+from math import inf, prod
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -324,10 +324,13 @@ def beam_decode(
     beams: int,
     *,
     mask: Bool[Tensor, "*#batch #m"] | None = None,
+    length_penalty: float = 0.0,
 ) -> tuple[Int[Tensor, "*batch {steps}"], Float[Tensor, "*batch"]]:
     """Beam search without gradients; all hypotheses of a source share its projected keys."""
-    batch = _beam(token, state, annotations, parameters, steps, eos, beams, mask)
+    batch = _beam(token, state, annotations, parameters, steps, eos, beams, mask, length_penalty)
     _refuse_tokens("beam_decode", token, eos, parameters)
+    if not -inf < length_penalty < inf:
+        raise ValueError(f"beam_decode: length_penalty: expected a finite number; got {length_penalty}")
     decoder = Decoder(
         annotations.unsqueeze(-3), parameters, None if mask is None else mask.unsqueeze(-2), max(steps, 2)
     )
@@ -337,19 +340,23 @@ def beam_decode(
     may_stop_early = readable(state)
     last, following = token.expand(batch).unsqueeze(-1), upcast(state).expand(*batch, state.shape[-1]).unsqueeze(-2)
     tokens, scores = last.new_zeros((*batch, 1, 0), dtype=torch.int64), following.new_zeros((*batch, 1))
-    ended = torch.zeros_like(scores, dtype=torch.bool)
+    ended, penalties = torch.zeros_like(scores, dtype=torch.bool), torch.ones_like(scores)
     for i in range(steps):
         following = decoder.next_state(decoder.token_terms(last), following)
         logarithms = decoder.scores(following).log_softmax(-1)
-        extended = (scores.unsqueeze(-1) + torch.where(ended.unsqueeze(-1), only_eos, logarithms)).flatten(-2)
-        places = stable_top_k(extended, min(beams, extended.shape[-1]))
+        extended = scores.unsqueeze(-1) + torch.where(ended.unsqueeze(-1), only_eos, logarithms)
+        penalties = torch.where(ended, penalties, ((6 + i) / 6) ** length_penalty)
+        ranked, extended = (extended / penalties.unsqueeze(-1)).flatten(-2), extended.flatten(-2)
+        places = stable_top_k(ranked, min(beams, ranked.shape[-1]))
         scores, parents, last = extended.gather(-1, places), places // vocabulary, places % vocabulary
+        penalties = penalties.gather(-1, parents)
         following = following.gather(-2, parents.unsqueeze(-1).expand(*parents.shape, following.shape[-1]))
         earlier = tokens.gather(-2, parents.unsqueeze(-1).expand(*parents.shape, i))
         tokens, ended = torch.cat((earlier, last.unsqueeze(-1)), -1), last == eos
         if may_stop_early and ended.all():
             tokens = functional.pad(tokens, (0, steps - 1 - i), value=eos)
             break
+    scores = scores / penalties
     place = scores.argmax(-1, keepdim=True)
     best_tokens = tokens.gather(-2, place.unsqueeze(-1).expand(*place.shape, steps)).squeeze(-2)
     return best_tokens, scores.gather(-1, place).squeeze(-1).to(state.dtype)

@@ -51,9 +51,11 @@ class Packed(Row):
         scale: float | None = None,
         window: tuple[int | None, int | None] | None = None,
         softcap: float | None = None,
+        slopes: Float[Tensor, " heads"] | None = None,
+        sinks: Float[Tensor, " heads"] | None = None,
     ) -> tuple[Float[Tensor, "heads n d_v"], Float[Tensor, "heads n"] | None]:
         """softmax(QKᵀ·scale)V of each sequence; options not in `limits` are unsupported."""
-        _check(query, key, value, query_ends, key_ends, scale, window, softcap, causal=causal)
+        _check(query, key, value, query_ends, key_ends, scale, window, softcap, slopes, sinks, causal=causal)
         return packed(query, key, value, query_ends, key_ends, causal, scale)
 
 

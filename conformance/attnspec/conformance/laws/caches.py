@@ -10,8 +10,8 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import doubled, doubles, sample, wide
-from attnspec.conformance.laws.kernels import accepts_window, grouped_head_sizes, operands
-from attnspec.spec.contract.axes import Axis
+from attnspec.conformance.laws.kernels import accepts_parts, accepts_window, grouped_head_sizes, operands
+from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.documentation import operation_of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.kernels import GroupedQueryAttention
@@ -24,13 +24,17 @@ def grouped_query_attention_of(subject: Subject) -> Subject | None:
     return None if operation is None else subject.for_operation(operation)
 
 
-def _position_options(subject: Subject) -> Iterator[dict[str, Any]]:
-    """Options that depend on positions: none; ``causal``, the only option with choices; a window."""
+def _position_options(subject: Subject, sampled: Arguments) -> Iterator[dict[str, Any]]:
+    """Options that depend on positions: none; ``causal``, the only option with choices; a window; slopes."""
     yield {}
     flags = (o.path for o in subject.operation.options if o.choices)
     yield from ({flag: True} for flag in flags if subject.limits.has(flag))
     if subject.operation.window is not None and accepts_window(subject):
         yield {subject.operation.window: (1, 0)}
+    if accepts_parts(subject, ScoreEffect.SLOPES):
+        heads = sampled.array(operands(subject.operation)[0].path).shape[-3]
+        # Distances are integers below 2⁸, so that their products with powers of two are exact in every dtype.
+        yield {subject.operation.part(ScoreEffect.SLOPES): subject.exact(2.0 ** -(1.0 + np.arange(heads)))}
 
 
 class PackedCall(NamedTuple):
@@ -62,7 +66,7 @@ def packed_equals_separate(subject: Subject, arguments: Arguments, rng: np.rando
     """Compare each packed sequence with the same sequence computed alone."""
     operation = subject.operation
     sampled, of_queries, of_keys = _sample_packed(subject, rng)
-    for options in _position_options(subject):
+    for options in _position_options(subject, sampled):
         packed_call = sampled.replaced(options)
         expected, budgets = doubles(subject.results(packed_call)), subject.budgets(packed_call)
         for i, j in zip(of_queries, of_keys, strict=True):
@@ -141,7 +145,7 @@ def paged_equals_contiguous(subject: Subject, arguments: Arguments, rng: np.rand
         values[other_cache.path] = np.ascontiguousarray(rows.reshape(*rows.shape[:-3], -1, rows.shape[-1]))
     n, keys = sampled.queries or 0, np.arange(values[other_caches[0].path].shape[-2])
     offset = keys - (lengths - n + np.arange(n)[:, None])
-    for options in _position_options(subject):
+    for options in _position_options(subject, sampled):
         paged = sampled.replaced(options)
         window = paged[subject.operation.window or ""]
         left, right = (None, None) if window is None else window
@@ -150,6 +154,13 @@ def paged_equals_contiguous(subject: Subject, arguments: Arguments, rng: np.rand
         near = (offset >= first) & (offset <= (keys.size if right is None else right))
         mask = near & (keys < lengths) & (~np.bool_(causal) | (offset <= 0))
         gathered = Arguments(other.operation, {**values, other.operation.mask.path: mask})
+        slopes = paged[subject.operation.part(ScoreEffect.SLOPES)]
+        if slopes is not None and not accepts_parts(other, ScoreEffect.BIAS):
+            continue
+        if slopes is not None:
+            distance = -offset if subject.semantics.alibi_distances == "signed" else np.abs(offset)
+            bias = other.exact(-wide(slopes)[:, None, None] * distance[:, None])
+            gathered = gathered.replaced({other.operation.part(ScoreEffect.BIAS): bias})
         expected, budgets = other.results(gathered), doubled(subject.budgets(paged))
         outputs = zip(subject.operation.outputs, other.operation.outputs, strict=True)
         by_path = {x.path: wide(expected[y.path]) for x, y in outputs}

@@ -61,6 +61,10 @@ def operands(operation: Operation) -> tuple[Leaf, Leaf, Leaf]:
     return (query, first, second) if keys_first else (query, second, first)
 
 
+def _has_bias(operation: Operation) -> bool:
+    return bool(operation.part(ScoreEffect.BIAS))
+
+
 def logarithm_paths(operation: Operation) -> list[str]:
     """The paths of the results that are log-sum-exps; at most one."""
     return [x.path for x in operation.outputs if x is not operation.leading]
@@ -119,6 +123,39 @@ def score_cap_limits(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 
 @checks(law.SLOPES_AND_SINKS_ARE_BIASES)
+def sink_in_denominator(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Add a sink b: ℓ becomes log(e^ℓ + e^b), and rows are multiplied by e^ℓ / (e^ℓ + e^b)."""
+    operation = subject.operation
+    if not accepts_parts(subject, ScoreEffect.SINK) or not logarithm_paths(operation):
+        return False
+    path, (logarithm,), rows = operation.part(ScoreEffect.SINK), logarithm_paths(operation), operation.leading.path
+    heads = arguments.array(operands(operation)[0].path).shape[-3]
+    with_sink = arguments.replaced({path: subject.exact(rng.standard_normal(heads))})
+    without, unit = with_sink.replaced({path: None}), subject.semantics.logarithm_unit
+    before, budgets = doubles(subject.results(without)), subject.budgets(without)
+    natural, sinks = before[logarithm] * unit, wide(with_sink.array(path))[:, None]
+    if not (natural < np.inf).all() or (subject.semantics.sink_alone != "sink" and np.isneginf(natural).any()):
+        return False
+    if not all(np.isfinite(x).all() for x in (before[rows], *budgets.values())):
+        return False  # a result that is open, or not finite, says nothing of its share
+    both = np.logaddexp(natural, sinks)
+    share = np.exp(natural - both)
+    expected = {rows: before[rows] * share[..., None], logarithm: both / unit}
+    # An error of ℓ changes the share of the keys by a factor, and counts for the log-sum-exp by that share.
+    of_share = share * (1 - share) * unit * budgets[logarithm]
+    own = {
+        rows: budgets[rows] * share[..., None] + np.abs(before[rows]) * of_share[..., None],
+        logarithm: budgets[logarithm] * share,
+    }
+
+    def both_budgets() -> Results:
+        return sum_budgets(subject.budgets(with_sink), own)
+
+    subject.all_match(subject.results(with_sink), expected, both_budgets, with_sink, "with sinks,")
+    return True
+
+
+@checks(law.SLOPES_AND_SINKS_ARE_BIASES, governs=_has_bias)
 def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Replace the sink by an attendable key of zeros; its bias is the sink."""
     operation = subject.operation
@@ -145,7 +182,7 @@ def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
     return True
 
 
-@checks(law.SLOPES_AND_SINKS_ARE_BIASES)
+@checks(law.SLOPES_AND_SINKS_ARE_BIASES, governs=_has_bias)
 def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Replace slopes by a bias of −slope·distance, for later keys too."""
     operation = subject.operation

@@ -12,8 +12,14 @@ from attnspec.reference.defining.definition import REFERENCE
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.documentation import operation_of
 from attnspec.spec.contract.law import of
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import Kind
+from attnspec.spec.laws import operation as operation_law
 from attnspec.spec.laws import seq2seq as law
-from attnspec.spec.seq2seq import AttentionDecoderParameters, GreedyDecode, TeacherForcedDecode
+from attnspec.spec.seq2seq import AttentionDecoderParameters, BeamDecode, GreedyDecode, TeacherForcedDecode
+
+LENGTH_ROUNDINGS = 8
+"""Roundings of a length penalty, by logarithm and exponential, and of the division by it."""
 
 
 def _tokens_and_score(subject: Subject, arguments: Arguments) -> tuple[Numbers, Numbers]:
@@ -30,6 +36,16 @@ def _end_token(arguments: Arguments) -> tuple[str, int]:
     operation = arguments.operation
     path = next(option.path for option in operation.options if option.path in operation.indices)
     return path, arguments[path]
+
+
+def _penalty_path(operation: Operation) -> str:
+    """Path of the exponent of the length penalty; empty without one."""
+    return next((option.path for option in operation.options if option.kind is Kind.NUMBER), "")
+
+
+def _length_penalty(arguments: Arguments) -> float:
+    path = _penalty_path(arguments.operation)
+    return float(arguments[path]) if path else 0.0
 
 
 def _until_end(tokens: Numbers, end: int) -> Numbers:
@@ -53,13 +69,15 @@ def _logarithms(subject: Subject, arguments: Arguments, tokens: Numbers) -> tupl
 
 
 def _score(subject: Subject, arguments: Arguments, tokens: Numbers) -> tuple[Numbers, Numbers]:
-    """The oracle's score of tokens; budgets of steps add, since steps share the state."""
+    """The oracle's score of tokens, with length penalty; budgets of steps add, since steps share the state."""
     precision, (_, end) = subject.precision, _end_token(arguments)
     judged = _logarithms(subject, arguments, tokens)
     value, budget = (np.take_along_axis(x, tokens[..., None], axis=-1)[..., 0] for x in judged)
     before_end = _until_end(tokens, end)
     score, slack = (np.where(before_end, x, 0).sum(-1) for x in (value, budget))
-    rounding = tokens.shape[-1] * precision.accumulation + precision.output
+    penalty = ((5 + before_end.sum(-1)) / 6) ** _length_penalty(arguments)
+    score, slack = score / penalty, slack / penalty
+    rounding = (tokens.shape[-1] + LENGTH_ROUNDINGS) * precision.accumulation + precision.output
     return score, (slack + rounding * np.abs(score) + precision.output_smallest).astype(np.float64)
 
 
@@ -150,7 +168,9 @@ def beam_of_one_is_greedy(subject: Subject, arguments: Arguments, rng: np.random
     other = None if greedy is None else subject.for_operation(greedy)
     if other is None:
         return False
-    beam = arguments.replaced(dict.fromkeys(subject.operation.sizes_of(Axis.BEAM), 1))
+    operation, penalty = subject.operation, _penalty_path(subject.operation)
+    one = dict.fromkeys(operation.sizes_of(Axis.BEAM), 1)
+    beam = arguments.replaced({**one, **({penalty: operation.defaults[penalty]} if penalty else {})})
     values = beam.values_by_name
     plain = Arguments(other.operation, {name: values[name] for name in other.operation.call.names})
     if not other.in_domain(plain):
@@ -160,9 +180,26 @@ def beam_of_one_is_greedy(subject: Subject, arguments: Arguments, rng: np.random
     return bool(subject.call(beam).size)
 
 
+@checks(operation_law.ORACLE, once=True, leading_dtype_only=True, governs=of(BeamDecode))
+def penalised_beams(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Prune narrow beams under a great length penalty: a few sentences in 100 depend on it."""
+    operation, penalty = subject.operation, _penalty_path(subject.operation)
+    if not subject.limits.has(penalty):
+        return False
+    numbers = {Axis.TIME: 6, Axis.VOCABULARY: 4, Axis.BEAM: 2}
+    sizes = {size: number for axis, number in numbers.items() for size in operation.sizes_of(axis)}
+    tried = False
+    for _ in range(3):
+        penalised = sample(subject, rng, (256,), sizes=sizes).replaced({penalty: 4.0})
+        if subject.in_domain(penalised):
+            subject.follows_formula(penalised, "with a length penalty,")
+            tried = True
+    return tried
+
+
 @checks(law.EXHAUSTIVE_BEAM_IS_OPTIMAL, once=True)
 def exhaustive_beam_is_optimal(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare a beam of all 27 sentences of three tokens with the best."""
+    """Compare a beam of all 27 sentences of three tokens with the best; at last with a penalty."""
     operation = subject.operation
     drawn = sample(subject, rng)
     for kind in (Axis.VOCABULARY, Axis.TIME):
@@ -170,11 +207,14 @@ def exhaustive_beam_is_optimal(subject: Subject, arguments: Arguments, rng: np.r
             drawn = drawn.along(size, keep(3))
     (path, _), (of_token, _) = _end_token(drawn), tokens_of(drawn)
     sentences = np.stack(np.meshgrid(*[np.arange(3)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
-    for _ in range(4):
+    penalty = _penalty_path(operation)
+    tried = operation.trial_values[penalty] if subject.limits.has(penalty) else ()
+    for i in range(6):
         drawn = drawn.replaced(
             {leaf.path: random_like(x, rng, subject) for leaf, x in drawn.floats}
             | {path: int(rng.integers(3)), of_token: np.asarray(rng.integers(3))}
             | dict.fromkeys(operation.sizes_of(Axis.BEAM), len(sentences))
+            | ({penalty: tried[0]} if tried and i > 3 else {})
         )
         if not subject.in_domain(drawn):
             continue

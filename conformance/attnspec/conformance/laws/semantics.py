@@ -301,18 +301,27 @@ def logarithms(subject: Subject, rng: np.random.Generator) -> Observations:
 
 @probes("sink_alone")
 def sink_alone(subject: Subject, rng: np.random.Generator) -> Observations:
-    """Mask all keys of some rows that have a sink."""
+    """Hide all keys of some rows that have a sink: by a mask, by ends of sequences, or by lengths."""
     seen: Observations = []
     operation, limits = subject.operation, subject.limits
     path = operation.part(ScoreEffect.SINK)
     log_sum_exps = [x.path for x in operation.outputs if x is not operation.leading]
-    if not path or not log_sum_exps or not limits.has(path) or not limits.mask or operation.mask is None:
+    if not path or not log_sum_exps or not limits.has(path) or (operation.mask is not None and not limits.mask):
         return seen
     for sampled in samples(subject, rng):
         heads = sampled.binding.shape(operation.leading)[-3]
-        mask = rng.random(mask_shape(sampled)) < 0.6
-        mask[..., 0, :] = False
-        emptied = sampled.replaced({path: subject.exact(rng.standard_normal(heads))}).with_mask(mask)
+        emptied = sampled.replaced({path: subject.exact(rng.standard_normal(heads))})
+        if operation.mask is not None:
+            mask = rng.random(mask_shape(sampled)) < 0.6
+            mask[..., 0, :] = False
+            emptied = emptied.with_mask(mask)
+        elif operation.cumulative:
+            emptied = _in_two_sequences(emptied)
+            _, keys = operation.cumulative
+            ends = emptied.array(keys)
+            emptied = emptied.replaced({keys: np.where(np.arange(ends.size) == ends.size - 1, ends, 0)})
+        else:
+            emptied = emptied.replaced({name: np.zeros_like(emptied.array(name)) for name in operation.lengths})
         seen += _observed(subject, [emptied], "sink_alone", log_sum_exps)
     return seen
 

@@ -157,7 +157,7 @@ def natural_after_all(correct: Formulas, logarithms: Numbers) -> Numbers:
 @mutant(
     "log-sum-exps −∞ of rows with a sink alone",
     replaces="log_sum_exps",
-    operations=(GroupedQueryAttention,),
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
     breaks=("semantics.sink_alone", "kernels.log-sum-exp", "operation.oracle"),
     source="tiles without attendable keys are skipped before the sink is added",
 )
@@ -170,7 +170,7 @@ def sink_left_out_alone(correct: Formulas, scores: Numbers, attendable: Numbers,
 @mutant(
     "log-sum-exps of sinks alone, declared −∞",
     replaces="log_sum_exps",
-    operations=(GroupedQueryAttention,),
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
     declares={"sink_alone": "minus-infinity"},
     breaks=("semantics.sink_alone", "kernels.log-sum-exp", "operation.oracle"),
     source="a skipped tile was mended, its declaration was not",

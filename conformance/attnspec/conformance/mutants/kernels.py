@@ -245,7 +245,7 @@ def scores_clipped_at_cap(correct: Formulas, scores: Numbers, softcap: Any) -> N
 @mutant(
     "sinks forgotten",
     replaces="with_sink",
-    operations=(GroupedQueryAttention,),
+    operations=IN_GROUPS,
     breaks=("kernels.slopes-and-sinks-are-biases", "operation.oracle"),
     source="vllm-project/vllm#52156: sinks taken in **kwargs and dropped",
 )
@@ -259,7 +259,7 @@ def no_sinks(
 @mutant(
     "log-sum-exp without the sink",
     replaces="log_sum_exps",
-    operations=(GroupedQueryAttention,),
+    operations=IN_GROUPS,
     breaks=("kernels.slopes-and-sinks-are-biases", "kernels.log-sum-exp", "operation.oracle"),
     source="parts of a cache merged by log-sum-exps that leave out the sink",
 )
@@ -271,7 +271,7 @@ def logarithm_without_sink(correct: Formulas, scores: Numbers, attendable: Numbe
 @mutant(
     "sinks of the heads in reverse",
     replaces="with_sink",
-    operations=(GroupedQueryAttention,),
+    operations=IN_GROUPS,
     breaks=("kernels.slopes-and-sinks-are-biases", "operation.oracle"),
     source="sharded heads that load the sinks of another rank",
 )
@@ -283,9 +283,26 @@ def sinks_exchanged(
 
 
 @mutant(
+    "first head's sink used for all",
+    operations=IN_GROUPS,
+    breaks=("kernels.slopes-and-sinks-are-biases", "operation.oracle"),
+    source="a sink that a kernel loads once, for all heads of its block",
+)
+class FirstSink(Formulas):
+    """Every head has the sink of the first."""
+
+    def grouped_query_attention(
+        self, query: Numbers, key: Numbers, value: Numbers, *, sinks: Numbers = None, **options: Any
+    ) -> Numbers:
+        """Attention with the first sink for all heads."""
+        first = None if sinks is None else np.broadcast_to(sinks[:1], sinks.shape)
+        return super().grouped_query_attention(query, key, value, sinks=first, **options)
+
+
+@mutant(
     "signed distance",
     replaces="distances",
-    operations=(GroupedQueryAttention,),
+    operations=(GroupedQueryAttention, VariableLengthAttention),
     breaks=("semantics.alibi_distances", "kernels.slopes-and-sinks-are-biases", "operation.oracle"),
     source="linear biases written for causal attention, used without it: later keys are preferred",
 )
@@ -500,6 +517,140 @@ def stale_rows(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool
 def first_positions(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
     """Query i of n is placed at position i, not length − n + i."""
     return 0 * lengths[..., None, None] + np.arange(n)[:, None]  # 0 * … broadcasts to the batch of the lengths
+
+
+# Slopes and sinks of sequences ----------------------------------------------------------------------------------------
+
+
+@mutant(
+    "distances from the start of the packed row",
+    operations=(VariableLengthAttention,),
+    breaks=("kernels.packed-equals-separate", "operation.oracle"),
+    source="linear biases of the column in the packed array",
+)
+class DistancesInRow(Formulas):
+    """Distances are those of rows of the packed arrays."""
+
+    def variable_length_attention(
+        self, query: Numbers, key: Numbers, value: Numbers, query_ends: Numbers, key_ends: Numbers, **options: Any
+    ) -> Numbers:
+        """Remember where the sequences begin."""
+        vars(self)["starts"] = iter(zip(query_ends[:-1], key_ends[:-1], strict=True))
+        return super().variable_length_attention(query, key, value, query_ends, key_ends, **options)
+
+    def distances(self, n: int, m: int) -> Numbers:
+        """Distances |a + i − b − j| of the next sequence."""
+        start, key_start = next(vars(self)["starts"])
+        return np.abs(start + np.arange(n)[:, None] - key_start - np.arange(m))
+
+
+@mutant(
+    "sinks indexed by the sequence",
+    replaces="variable_length_attention",
+    operations=(VariableLengthAttention,),
+    breaks=("kernels.slopes-and-sinks-are-biases", "operation.oracle"),
+    source="the index of a block of queries taken for that of its head",
+)
+def sinks_of_sequences(
+    correct: Formulas,
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    query_ends: Numbers,
+    key_ends: Numbers,
+    *,
+    sinks: Numbers = None,
+    **options: Any,
+) -> Numbers:
+    """In sequence s, all heads have the sink of head s."""
+    if sinks is None:
+        return Formulas.variable_length_attention(correct, query, key, value, query_ends, key_ends, **options)
+    of_queries, of_keys = correct.sequence_slices(query_ends), correct.sequence_slices(key_ends)
+    parts = [
+        correct.grouped_query_attention(
+            query[..., i, :], key[..., j, :], value[..., j, :],
+            sinks=sinks[np.full(sinks.size, s % sinks.size)], **options,
+        )
+        for s, (i, j) in enumerate(zip(of_queries, of_keys, strict=True))
+    ]  # fmt: skip
+    outputs, logarithms = zip(*parts, strict=True)
+    return np.concatenate(outputs, axis=-2), np.concatenate(logarithms, axis=-1)
+
+
+@mutant(
+    "distances counted within the page",
+    operations=(PagedAttention,),
+    breaks=("kernels.paged-equals-contiguous", "operation.oracle"),
+    source="the index of a row in its page taken for its position",
+)
+class DistancesInPage(Formulas):
+    """Key j has the distance of row j mod p of its page."""
+
+    def paged_attention(
+        self,
+        query: Numbers,
+        key_pages: Numbers,
+        value_pages: Numbers,
+        block_table: Numbers,
+        key_lengths: Numbers,
+        **options: Any,
+    ) -> Numbers:
+        """Remember the number of rows per page."""
+        vars(self)["rows_per_page"] = key_pages.shape[-2]
+        return super().paged_attention(query, key_pages, value_pages, block_table, key_lengths, **options)
+
+    def cache_distances(self, lengths: Numbers, n: int, m: int) -> Numbers:
+        """Distances |ℓ − n + i − j mod p|."""
+        return np.abs(self.query_positions(lengths, n) - np.arange(m) % max(vars(self)["rows_per_page"], 1))
+
+
+@mutant(
+    "distances from the first positions of the cache",
+    replaces="cache_distances",
+    operations=(PagedAttention,),
+    breaks=("kernels.paged-equals-contiguous", "operation.oracle"),
+    source="Dao-AILab/flash-attention#517: the mask moved, biases did not",
+)
+def distances_of_first_positions(correct: Formulas, lengths: Numbers, n: int, m: int) -> Numbers:
+    """Distances place query i at position i, the mask at ℓ − n + i."""
+    return np.abs(np.arange(n)[:, None] - np.arange(m)) + 0 * lengths[..., None, None]
+
+
+@mutant(
+    "distances from the longest length of the batch",
+    replaces="cache_distances",
+    operations=(PagedAttention,),
+    breaks=("kernels.paged-equals-contiguous", "operation.oracle"),
+    source="HabanaAI/vllm-fork#503: position offsets for sequences of varying length came later",
+)
+def distances_of_the_longest(correct: Formulas, lengths: Numbers, n: int, m: int) -> Numbers:
+    """Distances count from the end of the longest sequence of the batch."""
+    return Formulas.cache_distances(correct, np.maximum(lengths, np.max(lengths, initial=0)), n, m)
+
+
+@mutant(
+    "sink added once per page",
+    operations=(PagedAttention,),
+    breaks=("kernels.slopes-and-sinks-are-biases", "operation.oracle"),
+    source="EricLBuehler/mistral.rs#1872: sinks are added in the reduction alone, lest every partition adds them",
+)
+class SinkPerPage(Formulas):
+    """The denominator holds the exponential of the sink once for each page of the table."""
+
+    def paged_attention(
+        self,
+        query: Numbers,
+        key_pages: Numbers,
+        value_pages: Numbers,
+        block_table: Numbers,
+        key_lengths: Numbers,
+        *,
+        sinks: Numbers = None,
+        **options: Any,
+    ) -> Numbers:
+        """Attention with sinks b + log(pages)."""
+        more = None if sinks is None else sinks + sinks.dtype.type(np.log(max(block_table.shape[-1], 1)))
+        return super().paged_attention(query, key_pages, value_pages, block_table, key_lengths, sinks=more, **options)
 
 
 # Latent keys ----------------------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def keys_of_last_head(correct: Library, operation: Operation, arguments: Argumen
 @mutant(
     "gradient of the sinks from the last row only",
     replaces="differentiate",
-    operations=(GroupedQueryAttention,),
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
     breaks=("training.options-affect-gradients", "training.broadcast-gradients-sum"),
     source="a gradient of sinks that every block of rows stores, where it should add it",
 )
@@ -165,7 +165,7 @@ def sinks_of_last_row(correct: Library, operation: Operation, arguments: Argumen
 @mutant(
     "no gradient for the sinks",
     replaces="differentiate",
-    operations=(GroupedQueryAttention,),
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
     breaks=("operation.gradient", "training.options-affect-gradients"),
     source="a backward pass that returns no gradient for the sinks",
 )
@@ -212,7 +212,7 @@ def heads_by_group(correct: Library, operation: Operation, arguments: Arguments,
 @mutant(
     "sinks forgotten beside a window",
     replaces="prepare",
-    operations=(GroupedQueryAttention,),
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
     breaks=("operation.options-have-effect",),
     source="vllm-project/vllm#49815: the path of windows is called without the sinks",
 )
@@ -225,7 +225,7 @@ def no_sinks_in_window(correct: Library, operation: Operation, arguments: Argume
 @mutant(
     "cap forgotten beside slopes",
     replaces="prepare",
-    operations=(GroupedQueryAttention,),
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
     breaks=("operation.options-have-effect",),
     source="only one of two functions that change scores is applied",
 )
@@ -349,7 +349,7 @@ def _for_one_query(option: str, correct: Library, operation: Operation, argument
 @mutant(
     "slopes forgotten for one query",
     replaces="prepare",
-    operations=(GroupedQueryAttention,),
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
     breaks=("operation.options-have-effect",),
     source="a decoding kernel for attention without biases",
 )
@@ -361,7 +361,7 @@ def no_slopes_for_one(correct: Library, operation: Operation, arguments: Argumen
 @mutant(
     "sinks forgotten for one query",
     replaces="prepare",
-    operations=(GroupedQueryAttention,),
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
     breaks=("operation.options-have-effect",),
     source="kekzl/imp#1303: the reduction of decoding without splits may silently lose the sink",
 )

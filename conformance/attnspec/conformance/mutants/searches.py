@@ -201,3 +201,58 @@ def normalized_by_length(correct: Formulas, scores: Numbers, tokens: Numbers, eo
 def beam_too_wide(correct: Formulas, beams: int) -> int:
     """The beam keeps k + 1 hypotheses in place of k."""
     return beams + 1
+
+
+@mutant(
+    "length penalty |y|^α",
+    replaces="penalty",
+    operations=(BeamDecode,),
+    breaks=("seq2seq.score-sums-log-probabilities", "operation.oracle"),
+    source="transformers' length_penalty, an exponent of the number of tokens itself",
+)
+def power_of_length(correct: Formulas, lengths: Numbers, exponent: float) -> Numbers:
+    """The length penalty is |y|^α, not ((5 + |y|) / 6)^α."""
+    return np.maximum(lengths, 1) ** float(exponent)
+
+
+@mutant(
+    "length without the end token",
+    replaces="penalty",
+    operations=(BeamDecode,),
+    breaks=("seq2seq.score-sums-log-probabilities", "operation.oracle"),
+    source="vllm-project/vllm#2606: the length of transformers does not count the end token",
+)
+def length_before_end(correct: Formulas, lengths: Numbers, exponent: float) -> Numbers:
+    """The length penalty counts one token less."""
+    return Formulas.penalty(correct, np.maximum(lengths - 1, 0), exponent)
+
+
+@mutant(
+    "length penalty multiplied",
+    replaces="penalty",
+    operations=(BeamDecode,),
+    breaks=("seq2seq.score-sums-log-probabilities", "operation.oracle"),
+    source="a penalty that is written for probabilities, applied to logarithms",
+)
+def multiplied_penalty(correct: Formulas, lengths: Numbers, exponent: float) -> Numbers:
+    """Scores are multiplied by the length penalty, not divided by it."""
+    return Formulas.penalty(correct, lengths, -exponent)
+
+
+@mutant(
+    "beam pruned without the length penalty",
+    operations=(BeamDecode,),
+    breaks=("operation.oracle",),
+    source="a penalty that the last comparison alone applies",
+)
+class PenaltyAtTheEnd(Formulas):
+    """Hypotheses are kept by their sums of log P; only the last comparison divides by the length penalty."""
+
+    def survivors(self, candidates: Numbers, count: int) -> Numbers:
+        """Candidates of this step, times the penalty that divided them."""
+        return super().survivors(candidates * vars(self)["penalties"][..., None], count)
+
+    def penalty(self, lengths: Numbers, exponent: float) -> Numbers:
+        """Remember the penalty."""
+        vars(self)["penalties"] = super().penalty(lengths, exponent)
+        return vars(self)["penalties"]

@@ -491,7 +491,7 @@ def blocks_after_all(correct: Formulas, x: Numbers, group: int) -> Numbers:
 @mutant(
     "absolute distances, declared signed",
     replaces="distances",
-    operations=(GroupedQueryAttention,),
+    operations=(GroupedQueryAttention, VariableLengthAttention),
     declares={"alibi_distances": "signed"},
     breaks=("semantics.alibi_distances", "kernels.slopes-and-sinks-are-biases", "operation.oracle"),
     source="a declaration for causal attention, where both are the same",

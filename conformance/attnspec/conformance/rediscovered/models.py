@@ -1,4 +1,4 @@
-"""Rediscovered defects of heads, layers, recurrent networks and positions.
+"""Rediscovered defects of heads, layers, recurrent networks, positions and beams.
 
 Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
 with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. ``breaks`` holds one law
@@ -17,6 +17,7 @@ from attnspec.spec.contract.tree import flatten
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.positional import SinusoidalPositionalEncoding
 from attnspec.spec.recurrent import LSTM, StackedLSTM
+from attnspec.spec.seq2seq import BeamDecode
 from attnspec.spec.transformer import EncoderStack, LayerNorm
 
 
@@ -182,3 +183,29 @@ def odd_width_refused(correct: Formulas, n: int, d: int) -> Numbers:
 def integer_division(correct: Formulas, d: int) -> Numbers:
     """The exponent of 10000 is an integer quotient, thus 0: all frequencies are 1."""
     return np.ones((d + 1) // 2)
+
+
+@rediscovered(
+    "OpenNMT/OpenNMT-tf#456",
+    "fix beam_search length penalty bug",
+    framework="OpenNMT-tf",
+    operation=BeamDecode,
+    breaks=("operation.oracle",),
+    replaces="lengths_after",
+)
+def lengths_of_the_step(correct: Formulas, lengths: Numbers, ended: Numbers, step: int) -> Numbers:
+    """The length penalty counts the steps of the search for every hypothesis, ended ones too."""
+    return np.full_like(lengths, step)
+
+
+@rediscovered(
+    "vllm-project/vllm#2606",
+    "Beam Search Length Normalization Wrong",
+    framework="vLLM",
+    operation=BeamDecode,
+    breaks=("seq2seq.score-sums-log-probabilities",),
+    replaces="penalty",
+)
+def lengths_with_the_prompt(correct: Formulas, lengths: Numbers, exponent: float) -> Numbers:
+    """The length penalty counts the token before the sentence, too."""
+    return Formulas.penalty(correct, lengths + 1, exponent)

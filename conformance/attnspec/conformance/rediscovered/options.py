@@ -343,6 +343,59 @@ def shared_by_heads(correct: Library, operation: Operation, arguments: Mapping[s
     return changed(prepared, {path: np.broadcast_to(bias[:1], bias.shape)})
 
 
+# Slopes ---------------------------------------------------------------------------------------------------------------
+
+
+@rediscovered(
+    "vllm-project/vllm#945",
+    "[FIX] Fix Alibi implementation in PagedAttention kernel",
+    framework="vLLM",
+    operation=PagedAttention,
+    breaks=("operation.options-have-effect",),
+    replaces="cache_distances",
+)
+def distances_from_the_length(correct: Formulas, lengths: Numbers, n: int, m: int) -> Numbers:
+    """For a single query, slopes count distances from the length ℓ, not ℓ − 1."""
+    return Formulas.cache_distances(correct, lengths + (n == 1), n, m)
+
+
+@rediscovered(
+    "keras-team/keras-hub#2862",
+    "Fix Falcon ALiBi bias when using the KV cache",
+    framework="KerasHub (Falcon)",
+    operation=PagedAttention,
+    breaks=("operation.options-have-effect",),
+    replaces="cache_distances",
+)
+def distances_of_queries(correct: Formulas, lengths: Numbers, n: int, m: int) -> Numbers:
+    """For a single query, the linear bias is 0 for the whole cache."""
+    distances = Formulas.cache_distances(correct, lengths, n, m)
+    return 0 * distances if n == 1 else distances
+
+
+@rediscovered(
+    "Dao-AILab/flash-attention#1585",
+    "alibi_slopes with flash_attn_varlen_kvpacked_func",
+    framework="FlashAttention 2",
+    operation=VariableLengthAttention,
+    breaks=("operation.options-have-effect",),
+)
+class SlopesOfColumns(Formulas):
+    """With the causal flag, the linear bias is m·j, not −m(i − j): log-sum-exps grow by m·i."""
+
+    def variable_length_attention(
+        self, query: Numbers, key: Numbers, value: Numbers, *ends: Numbers, causal: bool = False, **options: Any
+    ) -> Numbers:
+        """Remember the causal flag."""
+        vars(self)["is_causal"] = causal
+        return super().variable_length_attention(query, key, value, *ends, causal=causal, **options)
+
+    def distances(self, n: int, m: int) -> Numbers:
+        """−j in place of i − j if causal."""
+        behind = super().distances(n, m)
+        return -np.arange(m) + 0 * behind if vars(self)["is_causal"] else behind
+
+
 # Sinks, tiles without weight and parts --------------------------------------------------------------------------------
 
 
@@ -362,6 +415,54 @@ def sink_twice(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: N
     twice = Formulas.log_sum_exps(correct, scores, attendable, sinks + sinks.dtype.type(np.log(2)))
     first = np.broadcast_to(attendable, np.broadcast_shapes(attendable.shape, scores.shape))[..., :64].any(-1)
     return np.where(first, once, twice)
+
+
+@rediscovered(
+    "Dao-AILab/flash-attention#2752",
+    "[CuTe, SM80/SM120] Support learnable_sink (attention sinks) on Ampere/Ada/consumer-Blackwell",
+    framework="FlashAttention 4 (SM80, SM120)",
+    operation=PagedAttention,
+    breaks=("semantics.sink_alone",),
+    replaces="log_sum_exps",
+)
+def sink_beside_the_maximum(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
+    """The maximum leaves out the sink: the log-sum-exp is NaN without keys."""
+    with_sinks = Formulas.log_sum_exps(correct, scores, attendable, sinks)
+    if sinks is None:
+        return with_sinks
+    highest = np.max(value_of(correct.mask_scores(scores, attendable)), axis=-1, initial=-np.inf)
+    above = value_of(sinks)[:, None] - highest
+    with_sinks = np.where(above > np.log(np.finfo(scores.dtype).max), scores.dtype.type(np.inf), with_sinks)
+    return np.where(np.isneginf(highest), scores.dtype.type(np.nan), with_sinks)
+
+
+@rediscovered(
+    "modular/modular#6591",
+    "[Kernels][GPU] Fix attention sink on consumer Blackwell (sm_120/sm_121)",
+    framework="MAX (naive kernel)",
+    operation=GroupedQueryAttention,
+    breaks=("kernels.slopes-and-sinks-are-biases",),
+)
+class SinksOfRows(Formulas):
+    """Query i of head h has the sink of head (h·n + i) mod heads."""
+
+    def with_sink(
+        self, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers
+    ) -> tuple[Numbers, Numbers]:
+        """Weights and outputs with a sink for each row."""
+        weights, output = self.weighted(scores, values, attendable)
+        logarithms, with_sinks = (self.log_sum_exps(scores, attendable, x) for x in (None, sinks))
+        return weights, output * np.exp(logarithms - with_sinks)[..., None]
+
+    def log_sum_exps(self, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
+        """Log-sum-exps with a sink for each row."""
+        logarithms = super().log_sum_exps(scores, attendable, None)
+        if sinks is None:
+            return logarithms
+        heads, n = sinks.size, scores.shape[-2]
+        of_rows = sinks[np.arange(heads * n).reshape(heads, n) % max(heads, 1)]
+        highest = np.maximum(value_of(logarithms), value_of(of_rows))
+        return highest + np.log(np.exp(logarithms - highest) + np.exp(of_rows - highest))
 
 
 @rediscovered(

@@ -147,7 +147,7 @@ class Converted(Formulas):
 
 @variant(
     "log-sum-exps −∞ of rows with a sink alone, declared",
-    operations=(GroupedQueryAttention,),
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
     declares={"sink_alone": "minus-infinity"},
 )
 class SkippedRows(Formulas):

@@ -206,7 +206,7 @@ class InterleavedHeads(Formulas):
 
 @variant(
     "signed distances from the bottom right, declared",
-    operations=(GroupedQueryAttention,),
+    operations=(GroupedQueryAttention, VariableLengthAttention),
     declares={"alibi_distances": "signed", "causal_alignment": "bottom-right"},
 )
 class SignedDistances(Formulas):

@@ -49,7 +49,11 @@ class CapsByExponentials(Formulas):
         return np.copysign(-np.expm1(twice) / (1 + np.exp(twice)) * cap, scores)
 
 
-@variant("sinks in the denominator", operations=(GroupedQueryAttention,), differentiable=False)
+@variant(
+    "sinks in the denominator",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
+    differentiable=False,
+)
 class SinksInDenominator(Formulas):
     """The sink b is a term of the denominator: Σ exp(s − M) v / (Σ exp(s − M) + exp(b − M)), M = max(s, b)."""
 

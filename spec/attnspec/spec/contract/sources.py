@@ -144,6 +144,11 @@ YANG_GATED = Source(
 )
 YANG_GATED_DELTA = Source("Yang 2025", "Gated delta networks: improving Mamba2 with delta rule (arXiv:2412.06464)")
 ZHANG = Source("Zhang 2019", "Root mean square layer normalization (arXiv:1910.07467)")
+WU = Source(
+    "Wu 2016",
+    "Google's neural machine translation system: bridging the gap between human and machine translation "
+    "(arXiv:1609.08144)",
+)
 XIAO = Source("Xiao 2024", "Efficient streaming language models with attention sinks (arXiv:2309.17453)")
 XU = Source(
     "Xu 2015", "Show, attend and tell: neural image caption generation with visual attention (arXiv:1502.03044)"
@@ -176,6 +181,7 @@ PAPERS = (
     VASWANI,
     WANG,
     WANG_QWEN,
+    WU,
     XIAO,
     XU,
     YANG_DELTA,

@@ -57,9 +57,11 @@ SCORE_CAP_LIMITS = law(
 SLOPES_AND_SINKS_ARE_BIASES = law(
     "kernels.slopes-and-sinks-are-biases",
     "Slopes equal a bias that falls with the distance between query and key. A sink equals one more key, with value "
-    "0 and the sink as its bias. Both hold for the output and for the log-sum-exp.",
-    formula=r"f(x; m) = f(x; B_{rij} = -m_r |i - j|),\quad f(q, k, v; b) = f(q, [k; 0], [v; 0]; B = [0, b])",
-    governs=of(GroupedQueryAttention),
+    "0 and the sink as its bias: it adds its exponential to the denominator. Both hold for the output and for the "
+    "log-sum-exp.",
+    formula=r"f(x; m) = f(x; B_{rij} = -m_r |i - j|),\quad f(q, k, v; b) = f(q, [k; 0], [v; 0]; B = [0, b]),"
+    r"\quad \ell(x; b) = \log(e^{\ell(x)} + e^b),\ o(x; b) = e^{\ell(x) - \ell(x; b)}\, o(x)",
+    governs=lambda operation: bool(operation.part(ScoreEffect.SINK)),
     sources=[
         PRESS.passage("3 Attention with linear biases"),
         OPENAI.passage("Architecture: Attention"),

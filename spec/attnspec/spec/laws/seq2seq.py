@@ -60,8 +60,9 @@ SHARED_SOURCE_EQUALS_SEPARATE = law(
 SCORE_SUMS_LOG_PROBABILITIES = law(
     "seq2seq.score-sums-log-probabilities",
     "The score of a sentence is the sum of the log-probabilities of its tokens up to its end, each given the tokens "
-    "before it. It does not depend on the other sentences of a batch.",
-    formula=r"\text{score} = \sum_{t'} \log P(y_{t'+1} \mid y_1, \dots, y_{t'})",
+    "before it; beam search divides it by the length penalty. It does not depend on the other sentences of a batch.",
+    formula=r"\text{score} = \sum_{t'} \log P(y_{t'+1} \mid y_1, \dots, y_{t'}) / \operatorname{lp}(y),"
+    r"\quad \operatorname{lp}(y) = \left(\tfrac{5 + |y|}{6}\right)^{\alpha}",
     governs=of(GreedyDecode, BeamDecode),
     sources=[S0.equation(14)],
 )
@@ -83,15 +84,17 @@ NOTHING_AFTER_EOS = law(
 )
 BEAM_OF_ONE_IS_GREEDY = law(
     "seq2seq.beam-of-one-is-greedy",
-    "Beam search with a beam of one hypothesis is greedy decoding.",
+    "Beam search with a beam of one hypothesis and without a length penalty is greedy decoding.",
     formula=r"k = 1 \Rightarrow \text{beam} = \text{greedy}",
     governs=of(BeamDecode),
     sources=[S0.passage("Prediction: Token by Token")],
 )
 EXHAUSTIVE_BEAM_IS_OPTIMAL = law(
     "seq2seq.exhaustive-beam-is-optimal",
-    "A beam as wide as the number of possible sentences finds the most probable one.",
-    formula=r"k \ge |V|^{T'} \Rightarrow \text{score} = \max_y \sum_{t'} \log P(y_{t'+1} \mid y_1, \dots, y_{t'})",
+    "A beam as wide as the number of possible sentences finds the one with the greatest score: without a length "
+    "penalty, the most probable one.",
+    formula=r"k \ge |V|^{T'} \Rightarrow \text{score} ="
+    r" \max_y \sum_{t'} \log P(y_{t'+1} \mid y_1, \dots, y_{t'}) / \operatorname{lp}(y)",
     governs=of(BeamDecode),
     sources=[S0.passage("Prediction: Token by Token")],
 )

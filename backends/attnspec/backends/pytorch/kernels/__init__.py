@@ -107,14 +107,19 @@ def grouped_query_attention(
     shape = check()
     refuse_out_of_range("grouped_query_attention", "key_lengths", key_lengths, key.shape[-2])
     pairs = visible(mask, causal, window, key_lengths)
-    scoring = Scoring(scale, softcap, bias, slopes, sinks if query.dtype.itemsize == 2 else None)
+    scoring = _scoring(query, scale, softcap, bias, slopes, sinks)
     return _finish(groups.attend(query, key, value, pairs, scoring), query, key, value, shape, pairs, scoring, sinks)
 
 
+def _scoring(query: Tensor, scale: float | None, softcap: float | None, bias: Tensor | None, slopes: Tensor | None,
+             sinks: Tensor | None) -> Scoring:  # fmt: skip
+    return Scoring(scale, softcap, bias, slopes, sinks if query.dtype.itemsize == 2 else None)
+
+
 def _attention(query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...], pairs: Visible,
-               scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
+               scoring: Scoring, sinks: Tensor | None) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output of this shape and log Σ exp, by a fast kernel if possible."""
-    return _finish(groups.attend(query, key, value, pairs, scoring), query, key, value, shape, pairs, scoring)
+    return _finish(groups.attend(query, key, value, pairs, scoring), query, key, value, shape, pairs, scoring, sinks)
 
 
 def _finish(results: tuple[Tensor, Tensor] | None, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...],
@@ -122,7 +127,7 @@ def _finish(results: tuple[Tensor, Tensor] | None, query: Tensor, key: Tensor, v
     """Complete the results of a kernel, or of the formula if None: sinks, rounding, shape."""
     if results is None:
         allowed = pairs.allowed(query.shape[-2], key.shape[-2], query.device)
-        results = formula.attention(query, key, value, allowed, scoring)
+        results = formula.attention(query, key, value, allowed, scoring, pairs.offsets)
     output, logarithms = results if sinks is None else formula.with_sinks(*results, sinks)
     return _round(output, logarithms, query, shape)
 
@@ -148,26 +153,31 @@ def variable_length_attention(
     scale: float | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    slopes: Float[Tensor, " heads"] | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
 ) -> tuple[Float[Tensor, "*batch heads n d_v"], Float[Tensor, "*batch heads n"] | None]:
     """Attention within each packed sequence; positions count from the sequence's first."""
-    shape = _packed(query, key, value, query_ends, key_ends, scale, window, softcap, causal=causal)
+    shape = _packed(query, key, value, query_ends, key_ends, scale, window, softcap, slopes, sinks, causal=causal)
     n, m = query.shape[-2], key.shape[-2]
     refuse_scale_and_cap("variable_length_attention", scale, softcap)
     refuse_decreasing_ends("variable_length_attention", "query_ends", query_ends, n)
     refuse_decreasing_ends("variable_length_attention", "key_ends", key_ends, m)
-    pairs, scoring = visible(None, causal, window), Scoring(scale, softcap)
+    pairs, scoring = visible(None, causal, window), _scoring(query, scale, softcap, None, slopes, sinks)
     path = packed.path_for(query, key, value, query_ends, key_ends, pairs, scoring)
     if path in ("varlen", "flex"):
-        return _round(*packed.attend(path, query, key, value, query_ends, key_ends, pairs, scoring), query, shape)
+        results = packed.attend(path, query, key, value, query_ends, key_ends, pairs, scoring)
+        return _finish(results, query, key, value, shape, pairs, scoring, sinks)
     if path == "plain":
         (query_sequence, query_position), (key_sequence, key_position) = locate(query_ends, n), locate(key_ends, m)
         relative = key_position - query_position[:, None]
         allowed = (query_sequence[:, None] == key_sequence) & within_window(relative, window)
         allowed = allowed & (relative <= 0) if causal else allowed
-        return _attention(query, key, value, shape, Visible(allowed), scoring)
+        bias = None if slopes is None else -formula.linear_penalty(slopes, relative)
+        scoring = scoring._replace(bias=bias, slopes=None)
+        return _attention(query, key, value, shape, Visible(allowed), scoring, sinks)
     parts = [
-        _attention(x, key[..., keys, :], value[..., keys, :], (*shape[:-2], x.shape[-2], shape[-1]), pairs, scoring)
-        for x, keys in _sequences(query, query_ends, key_ends)
+        _attention(x, key[..., j, :], value[..., j, :], (*shape[:-2], x.shape[-2], shape[-1]), pairs, scoring, sinks)
+        for x, j in _sequences(query, query_ends, key_ends)
     ]
     outputs, logarithms = zip(*parts, strict=True)
     return torch.cat(outputs, -2), torch.cat(logarithms, -1)
@@ -194,20 +204,23 @@ def paged_attention(
     scale: float | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    slopes: Float[Tensor, " heads"] | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
 ) -> tuple[Float[Tensor, "*batch heads n d_v"], Float[Tensor, "*batch heads n"] | None]:
     """Attention to keys and values in pages, in the order of ``block_table``."""
-    shape = _paged(query, key_pages, value_pages, block_table, key_lengths, scale, window, softcap, causal=causal)
+    others = scale, window, softcap, slopes, sinks
+    shape = _paged(query, key_pages, value_pages, block_table, key_lengths, *others, causal=causal)
     n, m = query.shape[-2], block_table.shape[-1] * key_pages.shape[-2]
     refuse_scale_and_cap("paged_attention", scale, softcap)
     refuse_out_of_range("paged_attention", "block_table", block_table, key_pages.shape[0] - 1)
     refuse_out_of_range("paged_attention", "key_lengths", key_lengths, m)
     pairs = visible(None, causal, window, key_lengths, key_lengths.long() - n)  # uint8 lengths would wrap around
-    scoring = Scoring(scale, softcap)
+    scoring = _scoring(query, scale, softcap, None, slopes, sinks)
     results = groups.attend_in_pages(query, key_pages, value_pages, block_table, pairs, scoring)
     if results is not None:
-        return _round(*results, query, shape)
+        return _finish(results, query, key_pages, value_pages, shape, pairs, scoring, sinks)
     key, value = (_gathered_pages(pages, block_table.long()) for pages in (key_pages, value_pages))
-    return _attention(query, key, value, shape, pairs, scoring)
+    return _attention(query, key, value, shape, pairs, scoring, sinks)
 
 
 def _gathered_pages(pages: Tensor, table: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.kernels.visible import relative_positions
 from attnspec.backends.pytorch.runtime import autocast
 from attnspec.backends.pytorch.runtime.accumulation import finite, upcast
 from attnspec.backends.pytorch.runtime.products import operand, wide_product
@@ -12,7 +13,7 @@ from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 
 
 class Scoring(NamedTuple):
-    """Steps from products to scores: scale (1/√d if None), cap, distance |i − j| times slopes, bias.
+    """Steps from products to scores: scale (1/√d if None), cap, distance times slopes, bias.
 
     ``sinks`` are set only for half dtypes: their results stay unrounded until sinks are added, to be rounded once.
     """
@@ -24,11 +25,12 @@ class Scoring(NamedTuple):
     sinks: Tensor | None = None
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
-              scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
+def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scoring: Scoring,
+              offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (*batch, heads, n, d_v) and log Σ exp (*batch, heads, n), widened. Batches are not expanded.
 
-    ``allowed`` (*#batch, #heads, #n, #m) joins all conditions.
+    ``allowed`` (*#batch, #heads, #n, #m) joins all conditions. Distances are |i + offset − j|, with ``offsets``
+    (*batch).
     """
     heads_k, (n, d), m = key.shape[-3], query.shape[-2:], key.shape[-2]
     allowed = None if allowed is None else in_groups(allowed.expand(*allowed.shape[:-2], n, m), heads_k)
@@ -40,13 +42,19 @@ def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
     if scoring.bias is not None:
         scores = scores + in_groups(upcast(scoring.bias), heads_k)
     if scoring.slopes is not None:
-        distance = (torch.arange(n, device=query.device)[:, None] - torch.arange(m, device=query.device)).abs()
-        scores = scores - upcast(scoring.slopes).view(heads_k, -1, 1, 1) * distance.to(scores.dtype)
+        penalty = linear_penalty(scoring.slopes, relative_positions(n, m, offsets, query.device))
+        scores = scores - in_groups(penalty, heads_k)
     weights, logarithms = softmax_and_logarithms(scores, allowed)
     output = pooled(weights, values, allowed)
     if allowed is not None:  # stops a NaN in the incoming gradient of a row without an attendable key
         output = output.masked_fill(~allowed.any(-1, keepdim=True), 0)
     return output.flatten(-4, -3), logarithms.expand(output.shape[:-1]).flatten(-3, -2)
+
+
+def linear_penalty(slopes: Tensor, relative: Tensor) -> Tensor:
+    """Slopes (heads,) times distances, widened: (*batch, heads, n, m); ``relative`` (*batch, n, m) has signs."""
+    wide = upcast(slopes)
+    return wide[:, None, None] * relative.abs().to(wide.dtype).unsqueeze(-3)
 
 
 def output_of(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float) -> Tensor:

@@ -12,7 +12,7 @@ class Visible(NamedTuple):
     """Conditions on query-key pairs, all of which must hold; None is no condition.
 
     ``mask`` (*batch, #n, #m). Query i sees keys i − ``left`` + offset to i + ``right`` + offset, among the first
-    ``lengths`` (*batch) keys; ``offsets`` (*batch) are 0 if None.
+    ``lengths`` (*batch) keys; ``offsets`` (*batch) are 0 if None. They also move the distances that slopes penalise.
     """
 
     mask: Tensor | None = None
@@ -23,13 +23,12 @@ class Visible(NamedTuple):
 
     def allowed(self, n: int, m: int, device: torch.device) -> Tensor | None:
         """All conditions as one mask (*#batch, 1, #n, #m) for all heads; None allows everything."""
-        keys, allowed = torch.arange(m, device=device), self.mask
+        allowed = self.mask
         if self.left is not None or self.right is not None:
-            positions = torch.arange(n, device=device)[:, None]
-            if self.offsets is not None:
-                positions = positions + self.offsets[..., None, None]
-            allowed = conjunction(allowed, within_window(keys - positions, (self.left, self.right)))
-        allowed = allowed if self.lengths is None else conjunction(allowed, keys < self.lengths[..., None, None])
+            relative = relative_positions(n, m, self.offsets, device)
+            allowed = conjunction(allowed, within_window(relative, (self.left, self.right)))
+        if self.lengths is not None:
+            allowed = conjunction(allowed, torch.arange(m, device=device) < self.lengths[..., None, None])
         return None if allowed is None else allowed.unsqueeze(-3)
 
 
@@ -40,6 +39,12 @@ def visible(mask: Tensor | None, causal: bool, window: Window, lengths: Tensor |
     return Visible(mask, left, 0 if causal else right, lengths, offsets)
 
 
+def relative_positions(n: int, m: int, offsets: Tensor | None, device: torch.device | str | None) -> Tensor:
+    """Position of every key minus that of every query, (*batch, n, m); ``offsets`` (*batch) move queries."""
+    positions = torch.arange(n, device=device)[:, None]
+    return torch.arange(m, device=device) - (positions if offsets is None else positions + offsets[..., None, None])
+
+
 def conjunction(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
     """True where both masks are; None allows everything."""
     return other if mask is None else mask if other is None else mask & other
@@ -47,7 +52,7 @@ def conjunction(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 def window_mask(n: int, m: int, window: Window, device: torch.device | str | None) -> Tensor:
     """Booleans (n, m): key j is within the window around query i."""
-    return within_window(torch.arange(m, device=device) - torch.arange(n, device=device)[:, None], window)
+    return within_window(relative_positions(n, m, None, device), window)
 
 
 def within_window(relative: Tensor, window: Window) -> Tensor:

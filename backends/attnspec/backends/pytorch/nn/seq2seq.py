@@ -156,13 +156,14 @@ class BahdanauDecoder(Recorded[AttentionDecoderParameters[Tensor]]):
 
     def beam_decode(
         self, token: Tensor, state: Tensor, annotations: Tensor, steps: int, eos: int, beams: int, *,
-        mask: Tensor | None = None,
+        mask: Tensor | None = None, length_penalty: float = 0.0,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Return the best sentence of a beam search: tokens (*batch, steps), scores (*batch).
 
         Source: operation ``beam_decode``.
         """
-        return beam_decode(token, state, annotations, self.record(), steps, eos, beams, mask=mask)
+        options: dict[str, Any] = {"mask": mask, "length_penalty": length_penalty}
+        return beam_decode(token, state, annotations, self.record(), steps, eos, beams, **options)
 
 
 class LuongAttention(nn.Module):

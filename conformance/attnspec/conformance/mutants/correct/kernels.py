@@ -195,14 +195,17 @@ class Kernels(Positional, Attention):
         *,
         causal: bool = False,
         window: Any = None,
+        slopes: Numbers = None,
         **options: Any,
     ) -> Numbers:
         """Attention to the rows of the pages, in the order of the table."""
         if np.any((block_table < 0) | (block_table >= len(key_pages))):
             raise ValueError(f"block_table: expected 0 to {len(key_pages) - 1}; got {block_table}")
         keys, values = self.gather_rows(key_pages, block_table), self.gather_rows(value_pages, block_table)
-        mask = self.cache_mask(key_lengths, query.shape[-2], keys.shape[-2], causal, window)
-        return self.grouped_query_attention(query, keys, values, mask=mask, **options)
+        n, m = query.shape[-2], keys.shape[-2]
+        mask = self.cache_mask(key_lengths, n, m, causal, window)
+        bias = None if slopes is None else self.cache_bias(slopes, key_lengths, n, m)
+        return self.grouped_query_attention(query, keys, values, mask=mask, bias=bias, **options)
 
     def gather_rows(self, pages: Numbers, table: Numbers) -> Numbers:
         """Rows of the pages listed in the table, in its order."""
@@ -220,6 +223,15 @@ class Kernels(Positional, Attention):
         mask = mask if left is None else mask & (offset >= -left)
         mask = mask if right is None else mask & (offset <= right)
         return mask & (offset <= 0) if causal else mask
+
+    def cache_bias(self, slopes: Numbers, lengths: Numbers, n: int, m: int) -> Numbers:
+        """Bias (…, heads, n, m) of slopes, for n queries at the last positions."""
+        return -slopes[:, None, None] * self.cache_distances(lengths, n, m).astype(slopes.dtype)[..., None, :, :]
+
+    def cache_distances(self, lengths: Numbers, n: int, m: int) -> Numbers:
+        """Distances (…, n, m) of m keys from n queries at the last positions."""
+        behind = self.query_positions(lengths, n) - np.arange(m)
+        return behind if choice("alibi_distances") == "signed" else np.abs(behind)
 
     def query_positions(self, lengths: Numbers, n: int) -> Numbers:
         """Positions (…, n, 1) of n queries at the end of ``lengths`` positions."""

@@ -184,6 +184,7 @@ class Seq2Seq(Recurrent, Attention):
         beams: int,
         *,
         mask: Numbers = None,
+        length_penalty: float = 0.0,
     ) -> tuple[Numbers, Numbers]:
         """The tokens and the score of the best hypothesis of a beam search."""
         p = parameters
@@ -195,18 +196,21 @@ class Seq2Seq(Recurrent, Attention):
         last = np.broadcast_to(np.broadcast_to(token, batch)[..., None], (*batch, hypotheses))
         state = np.broadcast_to(state[..., None, :], (*batch, hypotheses, state.shape[-1]))
         tokens, scores = np.zeros((*batch, hypotheses, 0), int), np.zeros((*batch, hypotheses), state.dtype)
-        ended = np.zeros(scores.shape, bool)
-        for _ in range(steps):
+        ended, lengths = np.zeros(scores.shape, bool), np.zeros(scores.shape, int)
+        for i in range(steps):
             state = self.next_state(last, state, sources, p, beam_mask)
             logarithms = self.log_probabilities(state, p.w_o, p.b_o)
             gains = self.score_gain(logarithms, np.broadcast_to(np.arange(vocabulary), logarithms.shape), eos)
             candidates = self.candidate_scores(scores, gains, ended, eos)
-            indices = self.survivors(candidates, self.beam_width(beams))
+            lengths = self.lengths_after(lengths, ended, i + 1)
+            ranked = candidates / self.penalty(lengths, length_penalty).astype(scores.dtype)[..., None]
+            indices = self.survivors(ranked, self.beam_width(beams))
             scores = np.take_along_axis(candidates.reshape(*batch, candidates.shape[-2] * vocabulary), indices, -1)
             before, last = np.divmod(indices, vocabulary)
-            state = self.reorder_states(state, before)
+            state, lengths = self.reorder_states(state, before), np.take_along_axis(lengths, before, axis=-1)
             earlier = np.take_along_axis(tokens, before[..., None], axis=-2)
             tokens, ended = np.concatenate([earlier, last[..., None]], axis=-1), self.has_ended(last, eos)
+        scores = scores / self.penalty(lengths, length_penalty).astype(scores.dtype)
         best = self.best_hypothesis(scores, tokens, eos)[..., None]
         sentence = np.take_along_axis(tokens, best[..., None], axis=-2)[..., 0, :]
         return sentence, np.take_along_axis(scores, best, axis=-1)[..., 0]
@@ -223,6 +227,14 @@ class Seq2Seq(Recurrent, Attention):
         """Scores (*batch, hypotheses, vocabulary) of all extensions; ended hypotheses allow only eos."""
         only = np.where(np.arange(gains.shape[-1]) == eos, 0, -np.inf).astype(gains.dtype)
         return scores[..., None] + np.where(ended[..., None], only, gains)
+
+    def lengths_after(self, lengths: Numbers, ended: Numbers, step: int) -> Numbers:
+        """Numbers of tokens of all hypotheses after a step; ended ones keep theirs."""
+        return np.where(ended, lengths, step)
+
+    def penalty(self, lengths: Numbers, exponent: float) -> Numbers:
+        """Length penalty ((5 + |y|) / 6)^α."""
+        return ((5 + lengths) / 6) ** exponent
 
     def survivors(self, candidates: Numbers, count: int) -> Numbers:
         """Indices of the best extensions, flattened; the first of those that tie."""

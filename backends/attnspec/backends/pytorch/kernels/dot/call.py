@@ -35,9 +35,9 @@ class Options(NamedTuple):
 class Tensors(NamedTuple):
     """Tensor options of a call; biases and slopes have the accumulation dtype and no gradient.
 
-    ``mask`` (b|1, heads|1, n|1, m). ``lengths`` (b): number of existing keys. ``offsets`` (b) move the windows.
-    ``slopes`` (heads) times |i − j| are subtracted from scores, ``bias`` (b|1, heads|1, n|1, m) is added. Slopes are
-    stored divided by the scale, as kernels apply them to unscaled products.
+    ``mask`` (b|1, heads|1, n|1, m). ``lengths`` (b): number of existing keys. ``offsets`` (b) move windows and
+    distances. ``slopes`` (heads) times |i + offset − j| are subtracted from scores, ``bias`` (b|1, heads|1, n|1, m) is
+    added. Slopes are stored divided by the scale, as kernels apply them to unscaled products.
     """
 
     mask: Tensor | None = None

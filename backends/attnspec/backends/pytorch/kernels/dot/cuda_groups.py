@@ -60,20 +60,20 @@ def path_of(call: Call, visible: Visible, scoring: Scoring, flash: bool = True, 
     on_device = call.device == "cuda" or (call.device == "cpu" and forced_path == "flex" and not call.tracked)
     if not on_device or forced_path == "plain" or not _supported(call, scoring):
         return "plain"
-    # scoring[1:]: everything but the scale
-    alone = all(x is None for x in (*scoring[1:], visible.mask, visible.left, visible.lengths))
+    alone = all(x is None for x in (visible.mask, visible.left, visible.lengths))
     aligned = visible.right is None or (visible.right == 0 and visible.offsets is None and call.n <= call.m)
     flash = flash and forced_path != "flex" and takes_flash(call, scoring)
     return "enable_gqa" if flash and alone and aligned else "flex"
 
 
 def takes_flash(call: Call, scoring: Scoring) -> bool:
-    """Return whether flash kernels support a call: half dtypes, no gradients, no cap, positive scale.
+    """Return whether flash kernels support a call: half dtypes, no gradients, only a positive scale.
 
     Their log Σ exp has no gradient, and they take the maximum before scaling: wrong for negative scales.
     """
     positive = scoring.scale is None or scoring.scale > 0
-    return call.dtype in HALF_DTYPES and not call.tracked and scoring.softcap is None and positive
+    alone = all(x is None for x in scoring[1:])
+    return call.dtype in HALF_DTYPES and not call.tracked and alone and positive
 
 
 def _supported(call: Call, scoring: Scoring) -> bool:
@@ -165,4 +165,5 @@ def by_flex(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring
         absent = (torch.arange(m, device=key.device) >= lengths[:, None])[:, None, :, None]
         key, value = key.masked_fill(absent, 0), value.masked_fill(absent, 0)
     condition = flex.conditions(visible._replace(mask=mask, lengths=lengths, offsets=offsets), query.device)
-    return flex.attend(query, key, value, condition, scoring._replace(bias=bias), by_element=not same_mask)
+    ahead = flex.from_diagonal(offsets)
+    return flex.attend(query, key, value, condition, scoring._replace(bias=bias), ahead, by_element=not same_mask)

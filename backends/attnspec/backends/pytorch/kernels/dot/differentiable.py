@@ -104,7 +104,7 @@ def by_formula(
         attendable = allowed(options, tensors, query, key)
         slopes = None if tensors.slopes is None else tensors.slopes * options.scale
         scoring = Scoring(options.scale, options.softcap, tensors.bias, slopes)
-        results = formula.attention(query, key, value, attendable, scoring)
+        results = formula.attention(query, key, value, attendable, scoring, tensors.offsets)
         inputs = [x for x, want in zip(operands, wanted, strict=True) if want]
         # logarithms do not depend on values
         pairs = [(x, y) for x, y in zip(results, gradients, strict=True) if y is not None and x.requires_grad]

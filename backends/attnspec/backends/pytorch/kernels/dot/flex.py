@@ -25,6 +25,9 @@ from attnspec.backends.pytorch.runtime.private import FLEX_WITHOUT_COMPILER
 Condition = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Function of b, h, i and j: query i of head h in batch element b sees key j."""
 
+Offset = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Function of b, i and j: position of key j minus that of query i, in batch element b."""
+
 Scores = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """Function of the scaled product, b, h, i and j that returns the score."""
 
@@ -42,14 +45,14 @@ MOST_KERNELS = 1_000
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, condition: Condition | None, scoring: Scoring,
-           by_element: bool = True) -> tuple[Tensor, Tensor]:  # fmt: skip
+           ahead: Offset, by_element: bool = True) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (b, heads, n, d_v) and log Σ exp (b, heads, n); the latter in the accumulation dtype.
 
-    query (b, heads, n, d), key (b, heads_k, m, d), value (b, heads_k, m, d_v); bias and slopes as in `scores`. The
-    condition depends on the batch element unless ``by_element`` is false.
+    query (b, heads, n, d), key (b, heads_k, m, d), value (b, heads_k, m, d_v); bias, slopes and ``ahead`` as in
+    `scores`. The condition depends on the batch element unless ``by_element`` is false.
     """
     if not _is_for_a_compiler(query):
-        return _uncompiled(query, key, value, condition, scoring)
+        return _uncompiled(query, key, value, condition, scoring, ahead)
     attention, make_blocks = _compiled()
     (b, _, n, d), (m, d_v) = query.shape, value.shape[-2:]
     blocks = None
@@ -57,7 +60,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, condition: Condition | Non
         if condition is not None:
             blocks = make_blocks(condition, b if by_element else None, None, n, m, query.device)
         output, aux = attention(
-            *(padded_features(x, NARROWEST) for x in (query, key, value)), scores(scoring, query.device), blocks,
+            *(padded_features(x, NARROWEST) for x in (query, key, value)), scores(scoring, ahead, query.device), blocks,
             d**-0.5 if scoring.scale is None else float(scoring.scale),
             True,  # enable_gqa
             return_aux=AuxRequest(lse=True),
@@ -66,13 +69,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, condition: Condition | Non
 
 
 def _uncompiled(
-    query: Tensor, key: Tensor, value: Tensor, condition: Condition | None, scoring: Scoring
+    query: Tensor, key: Tensor, value: Tensor, condition: Condition | None, scoring: Scoring, ahead: Offset
 ) -> tuple[Tensor, Tensor]:
     """Run uncompiled by PyTorch's own switch, widened, so that products are not rounded.
 
     The condition is part of the scores: a block mask would have 128 queries and 128 keys per batch element.
     """
-    score = scores(scoring, query.device)
+    score = scores(scoring, ahead, query.device)
 
     def of_pair(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         s = s if score is None else score(s, b, h, i, j)
@@ -87,16 +90,35 @@ def _uncompiled(
     return output.to(query.dtype), aux.lse
 
 
+def from_diagonal(offsets: Tensor | None) -> Offset:
+    """Position of key j minus that of query i, which ``offsets`` (b,) move."""
+
+    def ahead(b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return j - i if offsets is None else j - i - offsets[b]
+
+    return ahead
+
+
+def in_sequence(query_positions: Tensor, key_positions: Tensor) -> Offset:
+    """Position of key j minus that of query i, each in its packed sequence."""
+
+    def ahead(b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return key_positions[j] - query_positions[i]
+
+    return ahead
+
+
 def conditions(visible: Visible, device: torch.device) -> Condition | None:
     """``visible`` as one condition, with mask (b, n, m), lengths and offsets (b,); None if always true."""
     mask, left, right, lengths, offsets = visible
     if all(x is None for x in (mask, left, right, lengths)):
         return None
     behind_most, ahead_most = _window_limit(left, device), _window_limit(right, device)
+    offset = from_diagonal(offsets)
 
     def holds(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         allowed = j >= 0
-        ahead = j - i if offsets is None else j - i - offsets[b]
+        ahead = offset(b, i, j)
         if mask is not None:
             allowed = allowed & mask[b, i, j]
         if behind_most is not None:
@@ -113,10 +135,11 @@ def in_sequences(queries: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor], le
     """Condition: same packed sequence and within its window; arguments are (sequence, position in it)."""
     (query_sequence, query_position), (key_sequence, key_position) = queries, keys
     behind_most, ahead_most = _window_limit(left, query_position.device), _window_limit(right, query_position.device)
+    offset = in_sequence(query_position, key_position)
 
     def holds(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         allowed = query_sequence[i] == key_sequence[j]
-        ahead = key_position[j] - query_position[i]
+        ahead = offset(b, i, j)
         if behind_most is not None:
             allowed = allowed & (ahead >= -behind_most)
         return allowed if ahead_most is None else allowed & (ahead <= ahead_most)
@@ -124,7 +147,7 @@ def in_sequences(queries: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor], le
     return holds
 
 
-def scores(scoring: Scoring, device: torch.device) -> Scores | None:
+def scores(scoring: Scoring, ahead: Offset, device: torch.device) -> Scores | None:
     """Cap, slopes (heads,) and bias (b, heads, n, m) as one function; None if all are None."""
     softcap, bias, slopes = scoring.softcap, scoring.bias, scoring.slopes
     if all(x is None for x in (softcap, bias, slopes)):
@@ -137,7 +160,7 @@ def scores(scoring: Scoring, device: torch.device) -> Scores | None:
             s = cap * torch.tanh(s / cap)
         if bias is not None:
             s = s + bias[b, h, i, j]
-        return s if slope is None else s - slope[h] * (i - j).abs()
+        return s if slope is None else s - slope[h] * ahead(b, i, j).abs()
 
     return score
 

@@ -53,7 +53,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring:
         return None if path == "plain" else cuda_groups.attend(path, query, key, value, visible, scoring)
     mask, left, right, lengths, offsets = visible
     scale, softcap, bias, slopes, sinks = scoring
-    tensors = mask, lengths, offsets, slopes, bias  # the order of `Tensors`; offsets move the window
+    tensors = mask, lengths, offsets, slopes, bias  # the order of `Tensors`
     options = NumericOptions(left, right, scale, softcap, grouped=True, wide=sinks is not None)
     option_tensors = () if all(x is None for x in tensors) else tensors
     results = cached_plans.attend(check, options, query, key, value, *option_tensors)
@@ -68,16 +68,22 @@ def attend_in_pages(query: Tensor, key_pages: Tensor, value_pages: Tensor, table
                     scoring: Scoring) -> tuple[Tensor, Tensor] | None:  # fmt: skip
     """`attend` for one query per head and keys in pages (pages, heads_k, page, d).
 
-    ``table`` (*batch, blocks) holds the numbers of each sequence's pages.
+    It has no slopes. ``table`` (*batch, blocks) holds the numbers of each sequence's pages.
     """
     empty = not (query.shape[-1] and table.shape[-1])
-    if empty or operations_intercepted() or not query.is_cpu or forced() not in (None, "decode"):
+    if (
+        empty
+        or scoring.slopes is not None
+        or operations_intercepted()
+        or not query.is_cpu
+        or forced() not in (None, "decode")
+    ):
         return None
     _, left, right, lengths, offsets = visible
     assert lengths is not None
     batch = broadcast(query.shape[:-3], table.shape[:-1], lengths.shape)
     scale = query.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
-    options = Options(scale, left, right, scoring.softcap, logarithms=True)
+    options = Options(scale, left, right, scoring.softcap, logarithms=True, wide=scoring.sinks is not None)
     tensors = Tensors(None, merge_ints(lengths, batch), merge_ints(offsets, batch))
     call = Call(merge_batch(query, batch), key_pages, value_pages, options, tensors)
     if not (path_choice.serves_step(call) and addressable(table)):

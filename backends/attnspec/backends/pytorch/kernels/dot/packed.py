@@ -1,8 +1,9 @@
 """Attention of packed sequences on CUDA, by ``torch.nn.attention.varlen`` or flex_attention.
 
-``varlen`` is the flash kernel of concatenated sequences. It has no cap and no gradient of log Σ exp, it aligns the last
-query with the last key, and its output for queries without keys is unspecified. ``flex`` has no such limits, and skips
-pairs of blocks that share no sequence. Calls of the path ``plain``, and all on the CPU, go to `groups`.
+``varlen`` is the flash kernel of concatenated sequences. It has no cap, slopes or sinks and no gradient of log Σ exp,
+it aligns the last query with the last key, and its output for queries without keys is unspecified. ``flex`` has no such
+limits, and skips pairs of blocks that share no sequence. Calls of the path ``plain``, and all on the CPU, go to
+`groups`.
 """
 
 from functools import lru_cache
@@ -83,7 +84,8 @@ def attend(path: str, query: Tensor, key: Tensor, value: Tensor, query_ends: Ten
 
         of_query, of_key = locate(query_ends, query.shape[-2]), locate(key_ends, key.shape[-2])
         condition = flex.in_sequences(of_query, of_key, visible.left, visible.right)
-        output, logarithms = flex.attend(query, key, value, condition, scoring, by_element=False)
+        ahead = flex.in_sequence(of_query[1], of_key[1])
+        output, logarithms = flex.attend(query, key, value, condition, scoring, ahead, by_element=False)
     return output.reshape(*batch, *output.shape[1:]), logarithms.reshape(*batch, *logarithms.shape[1:])
 
 

@@ -41,7 +41,8 @@ def of_batch(k: Kernel, numbers: IntPointer, batch: Value, otherwise: Value) -> 
 class QueryBlock:
     """One block of query rows of one head.
 
-    Its first query sees keys `earliest` to `latest`, each further query one later; `length` keys exist.
+    Its first query is at `position` and sees keys `earliest` to `latest`, each further query one later; `length` keys
+    exist.
     """
 
     def __init__(self, k: Kernel, operands: Operands, entry: Value, first: Value) -> None:
@@ -51,8 +52,8 @@ class QueryBlock:
         self.lanes = width(k.bits)
         self.rows = k.minimum(o.n - first, k.integer(self.lanes))
         self.length = of_batch(k, o.lengths, self.batch, o.m)
-        aligned = first + of_batch(k, o.offsets, self.batch, k.integer(0))
-        self.earliest, self.latest = aligned - o.left, aligned + o.right
+        self.position = first + of_batch(k, o.offsets, self.batch, k.integer(0))
+        self.earliest, self.latest = self.position - o.left, self.position + o.right
         self.start = k.maximum(k.integer(0), self.earliest) // KEYS * KEYS
         self.stop = k.minimum(self.length, self.latest + self.lanes)
         self.masked = o.mask.base.is_given()
@@ -154,7 +155,7 @@ class KeyBlock:
             adjusted.set(t * o.cap.load())
             derivative.set(k.fma(k.full(0.0) - t, t, k.full(1.0)))
         with k.when(o.slopes.is_given()):
-            distance = k.magnitude(k.reals_from(queries.first + c * k.lanes - key))
+            distance = k.magnitude(k.reals_from(queries.position + c * k.lanes - key))
             adjusted.set(k.fma(k.full(0.0) - k.broadcast(o.slopes, queries.head), distance, adjusted.get()))
         with k.when(o.bias.base.is_given()):
             column = k.minimum(key, o.m - 1)
