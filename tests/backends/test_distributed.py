@@ -1,5 +1,6 @@
 """Context-parallel attention: sharded results and gradients are those of the whole, and no rank waits for ever."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -72,7 +73,7 @@ FEW = [
     grouped(causal=True, window=(4, None), softcap=3.0, bias=draw(1, 4, 9, 9), slopes=draw(4), sinks=draw(4)),
     grouped(5, 9, mask=some_pairs(5, 9), key_lengths=np.array([9, 3])),
     additive(causal=True),
-    packed(causal=True),
+    packed(causal=True, slopes=draw(4), sinks=draw(4)),
 ]
 MORE = [
     *(grouped(), grouped(causal=True), grouped(1, 7), grouped(window=(1, 1)), grouped(2, 2, causal=True)),
@@ -112,6 +113,12 @@ def joined(parts: list[Any], shards: distributed.Shards, axis: int) -> Any:
     """Rows of all ranks, in the order of positions."""
     order = np.concatenate([positions(shard).numpy() for shard in shards])
     return np.take(np.concatenate(parts, axis), np.argsort(order), axis)
+
+
+@pytest.mark.parametrize("case", [grouped(), additive(), scaled(), packed()], ids=lambda case: case[0])
+def test_every_argument_of_the_operation_is_taken(case: Case) -> None:
+    taken = inspect.signature(getattr(distributed, case[0])).parameters
+    assert set(OPERATIONS[case[0]].call.names) <= set(taken)
 
 
 def test_two_ranks_compute_the_whole(tmp_path: Path) -> None:

@@ -77,8 +77,7 @@ def grouped_query_attention(
         if "bias" in present:
             bias = _block(present["bias"], i, j)
         if "slopes" in present:
-            distances = _relative(i, j, query.device).abs()
-            linear = -present["slopes"][:, None, None] * distances
+            linear = _linear_bias(present["slopes"], _relative(i, j, query.device))
             bias = linear if bias is None else bias + linear
         aligned = i.start == j.start  # the operation counts the same distances
         pairs = None if aligned or sides == EVERYTHING else within_window(_relative(i, j, query.device), sides)
@@ -91,9 +90,7 @@ def grouped_query_attention(
         return output, logarithms
 
     def finish(results: Results, heads: slice) -> Results:
-        if sinks is not None:
-            results = formula.with_sinks(*results, sinks[in_groups(heads, share)])
-        return results[0].to(query.dtype), results[1].to(query.dtype)
+        return _finished(results, sinks, in_groups(heads, share), query.dtype)
 
     return call.compute(part, shape, [query], [key, value], others, finish)
 
@@ -102,10 +99,11 @@ def grouped_query_attention(
 def variable_length_attention(
     query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, *, query_shards: Shards,
     key_shards: Shards | None = None, method: str = "ring", group: Group = None, causal: bool = False,
-    scale: float | None = None, window: Window = None, softcap: float | None = None,
+    scale: float | None = None, window: Window = None, softcap: float | None = None, slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output and log Σ exp of this rank's queries, each within its document. Shards may cut documents anywhere."""
-    options = query_ends, key_ends, scale, window, softcap
+    options = query_ends, key_ends, scale, window, softcap, slopes, sinks
 
     def check(n: int, m: int, *tensors: Any) -> tuple[tuple[int, ...], int, int]:
         shape = _packed(*tensors, *map(on_meta, options), causal=causal)
@@ -118,21 +116,27 @@ def variable_length_attention(
     shape, n, m = call.agree(check, (query, key, value), *options, causal)
     (query_document, query_at), (key_document, key_at) = locate(query_ends, n), locate(key_ends, m)
     left, right = window or EVERYTHING
+    share = query.shape[-3] // max(key.shape[-3], 1)
+
+    def others(heads: slice) -> list[Tensor]:
+        return [] if slopes is None else [slopes[in_groups(heads, share)]]
 
     def part(queries: Tensors, keys: Tensors, whole: Tensors, i: range, j: range) -> Results | None:
         of, to = slice(i.start, i.stop), slice(j.start, j.stop)
-        near = within_window(key_at[to] - query_at[of, None], (left, 0 if causal else right))
+        distances = key_at[to] - query_at[of, None]
+        near = within_window(distances, (left, 0 if causal else right))
         allowed = near & (key_document[to] == query_document[of, None])
         if not allowed.any():
             return None
-        output, logarithms = attention(*queries, *keys, mask=allowed, scale=scale, softcap=softcap)
+        bias = _linear_bias(whole[0], distances) if whole else None
+        output, logarithms = attention(*queries, *keys, mask=allowed, scale=scale, softcap=softcap, bias=bias)
         assert logarithms is not None
         return output, logarithms
 
     def finish(results: Results, heads: slice) -> Results:
-        return results[0].to(query.dtype), results[1].to(query.dtype)
+        return _finished(results, sinks, in_groups(heads, share), query.dtype)
 
-    return call.compute(part, shape, [query], [key, value], lambda heads: (), finish)
+    return call.compute(part, shape, [query], [key, value], others, finish)
 
 
 @follows_autocast
@@ -192,6 +196,17 @@ def _sides(causal: bool, window: Window, i: range, j: range) -> tuple[int | None
     if (left is not None and furthest < -left) or (right is not None and nearest > right):
         return None
     return None if left is None or nearest >= -left else left, None if right is None or furthest <= right else right
+
+
+def _linear_bias(slopes: Tensor, distances: Tensor) -> Tensor:
+    """Penalty of every head for these distances (heads, n, m)."""
+    return -slopes[:, None, None] * distances.abs()
+
+
+def _finished(results: Results, sinks: Tensor | None, heads: slice, dtype: torch.dtype) -> Results:
+    """Results with the sinks of some heads, rounded."""
+    output, logarithms = results if sinks is None else formula.with_sinks(*results, sinks[heads])
+    return output.to(dtype), logarithms.to(dtype)
 
 
 def _relative(i: range, j: range, device: torch.device) -> Tensor:
