@@ -142,7 +142,7 @@ class Report:
         """
         if self.violations:
             return "violates"
-        if self.interrupted or any(r.unchecked for r in self.results):
+        if self.reason is not None or self.interrupted or any(r.unchecked for r in self.results):
             return "unusable"
         judged = self.counts[Status.PASSED] or self.expected or self.conforms_as_observed
         return "conforms" if judged else "unusable"
