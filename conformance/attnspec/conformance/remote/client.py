@@ -20,6 +20,7 @@ from attnspec.conformance.judging.foreign_calls import Raised, printable
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.remote.arrays import ABSENT, RemoteArray, handle_class
 from attnspec.conformance.remote.clock import COMPILING, INTERVAL, Clock, Deadline, FirstCall, Watch
+from attnspec.conformance.remote.command import CLOSING_SECONDS, PREFIX, late_import
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.raised import MalformedReply, exception_from_json
 from attnspec.conformance.remote.sandbox import files_of, launch
@@ -128,8 +129,7 @@ class HostProcess:
         try:
             answer = self._receive(Deadline(seconds))
         except HostEnded as end:
-            slow = f"expected its import to end within {seconds:g} s; it did not"
-            ending = slow if end.reason is Reason.HUNG else f"its import {end.description}"
+            ending = late_import(self.name, seconds) if end.reason is Reason.HUNG else f"its import {end.description}"
             raise BackendError(f"backend {self.name!r}: {ending}") from None
         letter, description = answer[0]
         if letter == "x" or not isinstance(description, dict):
@@ -145,13 +145,17 @@ class HostProcess:
         """Start the clock of a check."""
         self.clock.reset()
 
-    def close(self) -> list[str]:
+    def close(self, *, hung: bool = False) -> list[str]:
         """End the process and its descendants; return the titles of those left running."""
         if self._socket.fileno() >= 0:
             self._socket.close()
             self._queue.clear()
             self._large.clear()
-            self.left += self.process.end(ends_children=self.ends_children)
+            has_program = self.name.startswith(PREFIX)
+            if has_program and not hung:
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(2 * CLOSING_SECONDS)  # it closes the program's input, and waits for its end
+            self.left += self.process.end(ends_children=self.ends_children, has_program=has_program)
         return self.left
 
     def _ended(self, reason: Reason, description: str, hung_after: float | None = None) -> HostEnded:
@@ -161,7 +165,7 @@ class HostProcess:
                 self.process.wait(1.0)
             if self.process.poll() is not None:
                 description = f"ended the process {self.process.ending}"
-        return HostEnded(reason, description, self.close(), hung_after)
+        return HostEnded(reason, description, self.close(hung=reason is Reason.HUNG), hung_after)
 
     def _watch(self, clock: Clock) -> Watch:
         return Watch(self.process.pid, clock, self._hung)

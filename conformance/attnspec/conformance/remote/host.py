@@ -17,6 +17,7 @@ import numpy as np
 
 from attnspec.conformance.inputs import layouts
 from attnspec.conformance.judging.foreign_calls import call_safely, in_thread, placed
+from attnspec.conformance.remote.command import CommandBackend
 from attnspec.conformance.remote.description import describe, described, runs_on
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of, load
@@ -262,6 +263,8 @@ def main() -> None:
         connection.sendall(Writer(OBJECTS.keep).frame(["h", description]))
         serve(Channel(connection), RequestHandler(backend, device))
     finally:
+        if isinstance(backend, CommandBackend):
+            backend.close()
         os._exit(0)
 
 

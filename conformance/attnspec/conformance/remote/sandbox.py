@@ -44,9 +44,11 @@ class Launched(subprocess.Popen[Any]):
     sandboxed = False
     mark = ""
 
-    def end(self, *, ends_children: bool = False) -> list[str]:
+    def end(self, *, ends_children: bool = False, has_program: bool = False) -> list[str]:
         """End the process and its descendants; return the titles of those left running."""
-        left = end_all(self.pid, self.mark, ends_children=ends_children, sandboxed=self.sandboxed)
+        left = end_all(
+            self.pid, self.mark, ends_children=ends_children, sandboxed=self.sandboxed, has_program=has_program
+        )
         self.wait()
         return left
 
