@@ -20,7 +20,7 @@ from attnspec.conformance.judging.foreign_calls import Raised, printable
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.remote.arrays import ABSENT, RemoteArray, handle_class
 from attnspec.conformance.remote.clock import COMPILING, INTERVAL, Clock, Deadline, FirstCall, Watch
-from attnspec.conformance.remote.command import CLOSING_SECONDS, PREFIX, late_import
+from attnspec.conformance.remote.command import CLOSING_SECONDS, PREFIX, late_line
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.raised import MalformedReply, exception_from_json
 from attnspec.conformance.remote.sandbox import files_of, launch
@@ -60,7 +60,8 @@ class HostEnded(KeyboardInterrupt):
     """The backend's process has ended, or was ended because it did not answer.
 
     It is a KeyboardInterrupt, so that code which catches a backend's exceptions lets it pass. ``hung_after``: the time
-    limit in seconds that it exceeded, or None.
+    limit in seconds that it exceeded, or None. Its reason is ``declared`` if a program that was started anew declares
+    something else.
     """
 
     def __init__(self, reason: Reason, description: str, left: list[str], hung_after: float | None) -> None:
@@ -129,7 +130,8 @@ class HostProcess:
         try:
             answer = self._receive(Deadline(seconds))
         except HostEnded as end:
-            ending = late_import(self.name, seconds) if end.reason is Reason.HUNG else f"its import {end.description}"
+            slow = late_line(self.name, seconds) or f"expected its import to end within {seconds:g} s; it did not"
+            ending = slow if end.reason is Reason.HUNG else f"its import {end.description}"
             raise BackendError(f"backend {self.name!r}: {ending}") from None
         letter, description = answer[0]
         if letter == "x" or not isinstance(description, dict):
@@ -261,6 +263,8 @@ class HostProcess:
         (letter, answer), payload = self._receive(clock)
         if clock is not self.clock:
             self.report_compiling("")
+        if letter == "x":
+            raise HostEnded(Reason.DECLARED, printable(str(answer)), self.close(), None)
         try:
             reader = Reader(payload, lambda *details: self._handle(reader, *details))
             if letter == "r":

@@ -69,12 +69,10 @@ def words(command: str) -> list[str]:
         return []
 
 
-def late_import(name: str, seconds: float) -> str:
-    """Return what is wrong with a backend whose import takes longer."""
-    if name.startswith(PREFIX):
-        question = "does the program end its first line, and flush its output?"
-        return f"expected a first line within {seconds:g} s; got none: {question}"
-    return f"expected its import to end within {seconds:g} s; it did not"
+def late_line(name: str, seconds: float) -> str:
+    """Return what is wrong with a program whose first line takes longer; empty for a backend that is no program."""
+    question = "does the program end its first line, and flush its output?"
+    return f"expected a first line within {seconds:g} s; got none: {question}" if name.startswith(PREFIX) else ""
 
 
 class CommandBackend:

@@ -159,6 +159,8 @@ def answer(host: RequestHandler, queue: list[Any], request: bytes) -> bytearray:
         else:
             result = writer.value(getattr(host, what)(*args))
         return writer.frame(["r", result])
+    except BackendError as error:
+        return Writer(OBJECTS.keep).frame(["x", str(error)])  # a program that was started anew declares something else
     except Unconverted as error:
         return Writer(OBJECTS.keep).frame(["u", exception_as_json(error.error)])
     except BaseException as error:  # noqa: BLE001 - a backend's code may raise anything

@@ -16,7 +16,7 @@ from attnspec.conformance.judging.results import UNJUDGED, Result, Status
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.client import HostEnded, PipelineFailed
-from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.errors import BackendError, RedeclaredError
 from attnspec.conformance.remote.incidents import STOP_AFTER, Recorder
 from attnspec.conformance.running.in_process import InProcess
 from attnspec.conformance.running.post_mortem import with_crashing_inputs
@@ -42,6 +42,12 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def demand_same_declaration(end: HostEnded | PipelineFailed) -> None:
+    """Raise :class:`RedeclaredError` if the process ended because a program declared something else."""
+    if isinstance(end, HostEnded) and end.reason is Reason.DECLARED:
+        raise RedeclaredError(end.description) from end
 
 
 T = TypeVar("T")
@@ -87,11 +93,13 @@ class Isolated(InProcess):
         try:
             with interruptible():
                 step()
-        except (HostEnded, PipelineFailed):
+        except (HostEnded, PipelineFailed) as end:
+            demand_same_declaration(end)
             self.backend.restart(IMPORT_SECONDS)
 
     def _blame(self, end: HostEnded) -> None:
         """Blame the check at which the backend's process ended, and start a new process."""
+        demand_same_declaration(end)
         incidents, case = self.backend.incidents, self.case
         again = end.reason is Reason.HUNG and incidents.retry_after_hang(case.operation, case.dtype)
         if not again and incidents.record(case.operation, case.dtype, hung_after=end.hung_after, left=end.left) is None:

@@ -10,7 +10,7 @@ import subprocess
 import threading
 from typing import Any
 
-from attnspec.conformance.remote.command import PREFIX, late_import
+from attnspec.conformance.remote.command import PREFIX, late_line
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.processes import adopt_orphans, children, end_children
 from attnspec.conformance.remote.sandbox import files_of, launch
@@ -80,7 +80,9 @@ class Probe:
         try:
             self.process.wait(IMPORT_SECONDS)
         except subprocess.TimeoutExpired:
-            raise BackendError(f"backend {self.backend!r}: {late_import(self.backend, IMPORT_SECONDS)}") from None
+            slow = f"expected its import to end within {IMPORT_SECONDS:g} s; it did not"
+            slow = late_line(self.backend, IMPORT_SECONDS) or slow
+            raise BackendError(f"backend {self.backend!r}: {slow}") from None
         # Processes that it left running must not affect the run that follows.
         self.left += self._end()
         self._await_readers()

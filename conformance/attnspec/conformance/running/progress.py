@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from attnspec.conformance.judging.results import STOPPED
-from attnspec.conformance.remote.command import late_import
+from attnspec.conformance.remote.command import late_line
 from attnspec.conformance.running.expectations import expectations, unexpected
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.settings import Settings
@@ -86,7 +86,8 @@ class StartupMonitor:
             self._clock.cancel()
 
     def _too_late(self) -> None:
-        self.failure = late_import(self._backend, IMPORT_SECONDS)
+        slow = f"worker processes did not import the backend within {IMPORT_SECONDS:g} s"
+        self.failure = late_line(self._backend, IMPORT_SECONDS) or slow
         signal.raise_signal(WAKE)
 
 

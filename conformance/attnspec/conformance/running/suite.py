@@ -21,10 +21,10 @@ from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import contained, joined, own_error
-from attnspec.conformance.judging.results import OWN_ERROR, Result, Status
+from attnspec.conformance.judging.results import INTERRUPTED, OWN_ERROR, Result, Status
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.description import described
-from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.errors import BackendError, RedeclaredError
 from attnspec.conformance.remote.loading import contract_of
 from attnspec.conformance.running.expectations import expectations, expected, unexpected, unexpected_passes
 from attnspec.conformance.running.in_process import InProcess
@@ -141,6 +141,8 @@ def run_case(
     run = kind(backend, contract, case, settings)
     try:
         results = run.judged(extent)
+    except RedeclaredError as error:
+        results = [Result(case.operation, x, case.dtype, Status.LOST, INTERRUPTED, str(error)) for x in case.laws]
     except BackendError:
         raise
     except Exception as error:  # noqa: BLE001 - an error of attnspec is not one of the backend
