@@ -60,13 +60,21 @@ class HostEnded(KeyboardInterrupt):
     """The backend's process has ended, or was ended because it did not answer.
 
     It is a KeyboardInterrupt, so that code which catches a backend's exceptions lets it pass. ``hung_after``: the time
-    limit in seconds that it exceeded, or None. Its reason is ``declared`` if a program that was started anew declares
-    something else.
+    limit in seconds that it exceeded, or None.
     """
 
     def __init__(self, reason: Reason, description: str, left: list[str], hung_after: float | None) -> None:
         super().__init__(description)
         self.reason, self.description, self.left, self.hung_after = reason, description, left, hung_after
+
+
+class Redeclared(KeyboardInterrupt):
+    """A program was started anew, and declares something else: the run cannot be used."""
+
+    @property
+    def description(self) -> str:
+        """What the backend's process did, for messages."""
+        return f"ended: {self}"
 
 
 class PipelineFailed(KeyboardInterrupt):
@@ -264,7 +272,8 @@ class HostProcess:
         if clock is not self.clock:
             self.report_compiling("")
         if letter == "x":
-            raise HostEnded(Reason.DECLARED, printable(str(answer)), self.close(), None)
+            self.close()
+            raise Redeclared(printable(str(answer)))
         try:
             reader = Reader(payload, lambda *details: self._handle(reader, *details))
             if letter == "r":

@@ -15,8 +15,8 @@ from attnspec.conformance.judging.own_errors import Containment, contained, join
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.remote.backend import RemoteBackend
-from attnspec.conformance.remote.client import HostEnded, PipelineFailed
-from attnspec.conformance.remote.errors import BackendError, RedeclaredError
+from attnspec.conformance.remote.client import HostEnded, PipelineFailed, Redeclared
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.incidents import STOP_AFTER, Recorder
 from attnspec.conformance.running.in_process import InProcess
 from attnspec.conformance.running.post_mortem import with_crashing_inputs
@@ -42,12 +42,6 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def demand_same_declaration(end: HostEnded | PipelineFailed) -> None:
-    """Raise :class:`RedeclaredError` if the process ended because a program declared something else."""
-    if isinstance(end, HostEnded) and end.reason is Reason.DECLARED:
-        raise RedeclaredError(end.description) from end
 
 
 T = TypeVar("T")
@@ -93,13 +87,11 @@ class Isolated(InProcess):
         try:
             with interruptible():
                 step()
-        except (HostEnded, PipelineFailed) as end:
-            demand_same_declaration(end)
+        except (HostEnded, PipelineFailed):
             self.backend.restart(IMPORT_SECONDS)
 
     def _blame(self, end: HostEnded) -> None:
         """Blame the check at which the backend's process ended, and start a new process."""
-        demand_same_declaration(end)
         incidents, case = self.backend.incidents, self.case
         again = end.reason is Reason.HUNG and incidents.retry_after_hang(case.operation, case.dtype)
         if not again and incidents.record(case.operation, case.dtype, hung_after=end.hung_after, left=end.left) is None:
@@ -132,7 +124,7 @@ class Isolated(InProcess):
                         return contained(stage, step, otherwise)
                 except PipelineFailed:
                     continue
-                except HostEnded as end:
+                except (HostEnded, Redeclared) as end:
                     _, restarting = contained("restarting the backend", lambda: remote.restart(IMPORT_SECONDS), None)
                     ends.append(joined(f"the backend {end.description} while attnspec was {stage}", restarting))
                     return otherwise, ends[0]

@@ -23,6 +23,7 @@ from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import contained, joined, own_error
 from attnspec.conformance.judging.results import INTERRUPTED, OWN_ERROR, Result, Status
 from attnspec.conformance.remote.backend import RemoteBackend
+from attnspec.conformance.remote.client import Redeclared
 from attnspec.conformance.remote.description import described
 from attnspec.conformance.remote.errors import BackendError, RedeclaredError
 from attnspec.conformance.remote.loading import contract_of
@@ -141,7 +142,7 @@ def run_case(
     run = kind(backend, contract, case, settings)
     try:
         results = run.judged(extent)
-    except RedeclaredError as error:
+    except (Redeclared, RedeclaredError) as error:
         results = [Result(case.operation, x, case.dtype, Status.LOST, INTERRUPTED, str(error)) for x in case.laws]
     except BackendError:
         raise
