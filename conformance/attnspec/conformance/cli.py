@@ -425,6 +425,10 @@ def mutants(
     raise typer.Exit(status)
 
 
+def _operations(count: int) -> str:
+    return f"{count} operation{'' if count == 1 else 's'}"
+
+
 vectors = typer.Typer(help="Golden cases of all operations, for programs in any language.", no_args_is_help=True)
 app.add_typer(vectors, name="vectors")
 
@@ -463,7 +467,7 @@ def write(
         except OSError as error:
             _unusable(f"vectors write: expected a folder that can be written; got {str(folder)!r}: {error.strerror}")
     size = sum(file.stat().st_size for file in folder.iterdir())
-    _console().print(f"{count} cases of {len(chosen)} operations in {folder}, {size / 1e6:.1f} MB")
+    _console().print(f"{count} cases of {_operations(len(chosen))} in {folder}, {size / 1e6:.1f} MB")
 
 
 @vectors.command(name="check")
@@ -483,8 +487,8 @@ def check_vectors_(
     wrong = [case for case in cases if case.fault]
     for case in wrong:
         _console().print(f"wrong: {case.name}: {case.fault}", markup=False, highlight=False)
-    operations = len({case.operation for case in cases})
-    _console().print(f"{len(cases) - len(wrong)} of {len(cases)} cases of {operations} operations are right")
+    operations = _operations(len({case.operation for case in cases}))
+    _console().print(f"{len(cases) - len(wrong)} of {len(cases)} cases of {operations} are right")
     raise typer.Exit(1 if wrong else 0)
 
 

@@ -168,8 +168,10 @@ class CommandBackend:
         """Send a request and return the values of the answer by path, which is one of ``known``."""
         if self._process.poll() is not None or _stream(self._process.stdin).closed:
             declared = self._start()
-            if declared != self._declared:
-                self._refuse(f"expected the first line of its first start, {self._declared}; got {declared}")
+            first = self._declared
+            for key in [key for key in {**first, **declared} if first.get(key) != declared.get(key)]:
+                expected = f"expected what its first start declared, {first.get(key)!r}"
+                self._refuse(f"{key}: {expected}; got {declared.get(key)!r}")
         self._demand_silence()
         arrays: list[np.ndarray[Any, Any]] = []
         parts = {
