@@ -159,7 +159,7 @@ def test_the_commands_write_and_check_cases(tmp_path: Path, monkeypatch: pytest.
     assert CliRunner().invoke(app, ("vectors", "check", "cases", "outputs")).exit_code == 2
     save_file(right_outputs(OPERATIONS["softmax"], "float32"), Path("outputs", FILE))
     checked = CliRunner().invoke(app, ("vectors", "check", "cases", "outputs"))
-    assert (checked.exit_code, checked.stdout) == (0, "8 of 8 cases of 1 operations are right\n")
+    assert (checked.exit_code, checked.stdout) == (0, "8 of 8 cases of 1 operation are right\n")
     replace_first_result(Path("outputs"), lambda x: None)
     checked = CliRunner().invoke(app, ("vectors", "check", "cases", "outputs"))
     assert checked.exit_code == 1

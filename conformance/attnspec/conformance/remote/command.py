@@ -166,7 +166,9 @@ class CommandBackend:
 
     def _answer(self, request: dict[str, Any], known: list[str], **values_by_path: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and return the values of the answer by path, which is one of ``known``."""
-        if self._process.poll() is not None or _stream(self._process.stdin).closed:
+        if closed := _stream(self._process.stdin).closed:
+            self.close()
+        if closed or self._process.poll() is not None:
             declared = self._start()
             first = self._declared
             for key in [key for key in {**first, **declared} if first.get(key) != declared.get(key)]:

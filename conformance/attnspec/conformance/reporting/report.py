@@ -12,7 +12,7 @@ from attnspec.conformance.explaining.declaration import Declaration, declaration
 from attnspec.conformance.explaining.explanations import Diagnosis, Explanation
 from attnspec.conformance.judging.cases import dtypes_of
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.extent import ORDER, Extent, widest
+from attnspec.conformance.judging.extent import BATCH, ORDER, Extent, widest
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT, Result, Status, json_number
@@ -274,6 +274,7 @@ class Report:
         """Inputs about which the verdict says nothing: larger sizes, other dtypes, excluded inputs, and more."""
         extent = widest(self.tried)
         largest = [f"{count:,} {size}" for size, count in extent.items() if size in ORDER]
+        largest = ["1 element of a batch" if x == f"1 {BATCH}" else x for x in largest]
         values = ", ".join(f"{size} beyond {count:,}" for size, count in extent.items() if size not in ORDER)
         sizes = " or ".join(filter(None, (", ".join(largest[:-1]), *largest[-1:])))
         judged = {r.dtype for r in self.results if r.judged}

@@ -227,7 +227,8 @@ def _message(run: InProcess, results: Sequence[Result], failed: Sequence[Result]
         proposed, last = judged_as_declared(first, judged_again)
     heading = f"{JUDGED_AGAIN}:" if last.conforms else PASTE
     heading = heading.format(place=run.contract.place, judged=case.id)
-    proposal = proposal_lines(proposed, conforms=last.conforms) + ([heading, proposed.text] if proposed else [])
+    text = proposed.text_for(run.contract.origin)
+    proposal = proposal_lines(proposed, conforms=last.conforms) + ([heading, text] if proposed else [])
     unexplained = [r for r in failed if not proposed.explains(r)]
     text = failure_message(unexplained, None if last.conforms else explanation.diagnosis, proposal)
     return text if explanation.note in text else f"{text}\n\n{explanation.note}"
