@@ -135,7 +135,7 @@ def test_a_program_that_breaks_the_protocol_is_convicted(old: str, new: str, mes
         ("write(scores.tobytes())", "write(scores.tobytes()[:-3])", "result: expected 8 bytes from the program; got 5"),
         ("write(scores.tobytes())", "write(b'')", "result: expected 8 bytes from the program; got 0"),
         ("write(scores.tobytes())", "write(scores.tobytes() + b'12')", "got, unasked, b'12'"),
-        ("    scores = ", "    import os, time; os.close(1); time.sleep(9)\n    scores = ", "program closed its output"),
+        ("    scores = ", "    import os, time; os.close(1); time.sleep(9)\n    scores = ", "closed its output"),
         ("for line in", "print('ready', flush=True)\nfor line in", "got, unasked, b'ready"),
         ('{"result": {"result"', '{"result": {"scores"', "expected results named result; got 'scores'"),
         ('print(json.dumps(error or', 'print(json.dumps({"error": 7} or', "expected an answer such as"),

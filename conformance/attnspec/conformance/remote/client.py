@@ -9,6 +9,7 @@ import pickle
 import socket
 import struct
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -158,15 +159,28 @@ class HostProcess:
     def close(self, *, hung: bool = False) -> list[str]:
         """End the process and its descendants; return the titles of those left running."""
         if self._socket.fileno() >= 0:
+            has_program = self.name.startswith(PREFIX)
+            if has_program and not hung:
+                self._await_end_of_program()
             self._socket.close()
             self._queue.clear()
             self._large.clear()
-            has_program = self.name.startswith(PREFIX)
-            if has_program and not hung:
-                with suppress(subprocess.TimeoutExpired):
-                    self.process.wait(2 * CLOSING_SECONDS)  # it closes the program's input, and waits for its end
             self.left += self.process.end(ends_children=self.ends_children, has_program=has_program)
         return self.left
+
+    def _await_end_of_program(self) -> None:
+        """Wait until the backend's process has ended its program, and has closed its end of the socket."""
+        deadline = time.monotonic() + 2 * CLOSING_SECONDS
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        while time.monotonic() < deadline:
+            try:
+                if not self._socket.recv(LARGE):
+                    break
+            except BlockingIOError:
+                continue
+            except OSError:
+                break
 
     def _ended(self, reason: Reason, description: str, hung_after: float | None = None) -> HostEnded:
         # Killed too early, a process that is ending by itself would lose its exit status.

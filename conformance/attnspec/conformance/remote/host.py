@@ -11,13 +11,14 @@ import pickle
 import signal
 import socket
 import sys
+import time
 from typing import Any
 
 import numpy as np
 
 from attnspec.conformance.inputs import layouts
 from attnspec.conformance.judging.foreign_calls import call_safely, in_thread, placed
-from attnspec.conformance.remote.command import CommandBackend
+from attnspec.conformance.remote.command import CLOSING_SECONDS, CommandBackend
 from attnspec.conformance.remote.description import describe, described, runs_on
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of, load
@@ -267,6 +268,10 @@ def main() -> None:
     finally:
         if isinstance(backend, CommandBackend):
             backend.close()
+            connection.close()
+            time.sleep(
+                CLOSING_SECONDS
+            )  # the judge lists what the program has left, which a sandbox ends with this process
         os._exit(0)
 
 

@@ -110,7 +110,7 @@ def merged(paths: Sequence[Path]) -> Report:
         plan = Plan.of(contract_from(probe.description(), first.backend), settings)
     finally:
         probe.close()
-    verdicts, reasons = Verdicts(), []
+    verdicts, reasons = Verdicts(), list[str]()
     for shard in shards:
         own = shard_of(plan.cases, shard.document["shard"])
         expected = {(case.operation, case.dtype, law): case for case in own for law in case.laws}
@@ -119,11 +119,10 @@ def merged(paths: Sequence[Path]) -> Report:
             raise BackendError(f"{shard.path}: expected only results of {shard.title}; got {min(others)}")
         for checked, result in results.items():
             verdicts.results.setdefault(expected[checked].id, []).append(result)
-        absent = len(expected.keys() - results.keys())
-        reason = shard.document["reason"] or (
-            f"{absent} of its {len(expected)} laws have no result" if absent else None
-        )
-        reasons += [f"{shard.title}: {reason}"] if reason else []
+        if shard.document["reason"]:
+            reasons.append(f"{shard.title}: {shard.document['reason']}")
+        elif absent := len(expected.keys() - results.keys()):
+            reasons.append(f"{shard.title}: {absent} of its {len(expected)} laws have no result")
         # Sizes are kept by operation. Every shard that judged an operation counts for all cases of it.
         for case in plan.cases:
             for size, count in shard.document["tried"].get(case.operation, {}).items():
@@ -132,8 +131,9 @@ def merged(paths: Sequence[Path]) -> Report:
         verdicts.explanations |= {case: Explanation.from_json(x) for case, x in shard.document["explanations"].items()}
         verdicts.left += shard.document["left_behind"]
         verdicts.repeated += shard.document["notes"]
-    report = Report.of(plan, verdicts, settings, seconds, early_end="; ".join(reasons) or None)
-    return replace(report, reason="; ".join(reasons)) if reasons else report
+    early_end = "; ".join(reasons) or None
+    report = Report.of(plan, verdicts, settings, seconds, early_end=early_end)
+    return report if early_end is None else replace(report, reason=early_end)
 
 
 def _check_same_run(first: ReadReport, other: ReadReport) -> None:
