@@ -206,7 +206,7 @@ def test_a_program_that_ends_late_is_not_left_behind(options: tuple[str, ...], t
 def test_a_process_that_a_program_starts_and_leaves_is_named(tmp_path: Path) -> None:
     command = written(f"import subprocess; subprocess.Popen(['sleep', '77'])\n{SCORES}", tmp_path)
     law = ("--law", "operation.shape", "--json", "r.json")
-    attnspec("check", "--command", command, *law, folder=tmp_path)
+    attnspec("check", "--command", command, *law, "--sandbox", "off", folder=tmp_path)
     left = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["left_behind"]
     assert left
     assert all(title.startswith("sleep (process ") for title in left), left

@@ -101,10 +101,7 @@ LAWS = (FORMULA, "semantics.fully_masked", "pooling.unbiased-gain")
 
 def test_a_program_pastes_json() -> None:
     proposed = Declaration({"semantics": {"rejection": "unchecked"}, "limits": {"dtypes": ("float32",)}})
-    assert proposed.text_for("command:./mine") == (
-        '"semantics": {"rejection": "unchecked"}, "limits": {"dtypes": ["float32"]}'
-    )
-    assert proposed.text_for("mine.py") == proposed.text
+    assert proposed.json_text == '"semantics": {"rejection": "unchecked"}, "limits": {"dtypes": ["float32"]}'
 
 
 def test_a_choice_explains_the_formula() -> None:

@@ -13,7 +13,6 @@ from attnspec.conformance.explaining.refusals import REFUSED
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.observations import ADVICE
 from attnspec.conformance.judging.results import Result, Status
-from attnspec.conformance.remote.command import PREFIX
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS, DeclaredPrecision
@@ -56,9 +55,10 @@ class Declaration:
         """The attributes as lines of Python to paste into the adapter, below its own."""
         return "\n".join(self._assignment(name, value) for name, value in self.attributes.items())
 
-    def text_for(self, origin: str) -> str:
-        """The attributes as the backend of this name takes them: JSON for a program, else lines of Python."""
-        return json.dumps(self.attributes, default=list)[1:-1] if origin.startswith(PREFIX) else self.text
+    @property
+    def json_text(self) -> str:
+        """The attributes as JSON, to paste into the first line of a program."""
+        return json.dumps(self.attributes, default=list)[1:-1]
 
     def _assignment(self, name: str, value: Any) -> str:
         kind = self.on_device.get(name)

@@ -194,7 +194,7 @@ def _loaded(file: Path) -> dict[str, Numbers]:
 
 
 def _demand_intervals(file: Path, case: Mapping[str, Any], tensors: Mapping[str, Numbers]) -> None:
-    """Raise ``ValueError`` unless a file has the intervals of a case, in the shapes of the index."""
+    """Raise ``ValueError`` unless a file has the intervals of a case, in the right shapes."""
     for result in case["results"].values():
         for name in (result["lower"], result["upper"]):
             expected, got = result["shape"], list(tensors[name].shape) if name in tensors else "none"

@@ -74,7 +74,7 @@ class Redeclared(KeyboardInterrupt):
 
     @property
     def description(self) -> str:
-        """What the backend's process did, for messages."""
+        """Description of the end, for messages."""
         return f"ended: {self}"
 
 
@@ -169,7 +169,7 @@ class HostProcess:
         return self.left
 
     def _await_end_of_program(self) -> None:
-        """Wait until the backend's process has ended its program, and has closed its end of the socket."""
+        """Wait until the backend's process has ended its program and closed the socket."""
         deadline = time.monotonic() + 2 * CLOSING_SECONDS
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)

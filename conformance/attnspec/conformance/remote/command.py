@@ -58,7 +58,7 @@ CLOSING_SECONDS = 1.0
 """Seconds that a program has to end once its input or output is closed."""
 
 STALLED_SECONDS = 0.5
-"""Seconds without a byte, in the middle of an answer, after which the program's input is closed."""
+"""Seconds without a byte of an answer after which the program's input is closed."""
 
 
 def words(command: str) -> list[str]:
@@ -70,7 +70,7 @@ def words(command: str) -> list[str]:
 
 
 def late_line(name: str, seconds: float) -> str:
-    """Return what is wrong with a program whose first line takes longer; empty for a backend that is no program."""
+    """Return the error of a program without a first line; empty for other backends."""
     question = "does the program end its first line, and flush its output?"
     return f"expected a first line within {seconds:g} s; got none: {question}" if name.startswith(PREFIX) else ""
 
@@ -165,7 +165,7 @@ class CommandBackend:
         return self._answer({"vjp": name}, [*by_path], arguments=by_path, cotangents=cotangents)
 
     def _answer(self, request: dict[str, Any], known: list[str], **values_by_path: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request and return the values of the answer by path, which is one of ``known``."""
+        """Send a request and return the values of the answer by path, one of ``known``."""
         if closed := _stream(self._process.stdin).closed:
             self.close()
         if closed or self._process.poll() is not None:

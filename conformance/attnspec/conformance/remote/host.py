@@ -269,9 +269,7 @@ def main() -> None:
         if isinstance(backend, CommandBackend):
             backend.close()
             connection.close()
-            time.sleep(
-                CLOSING_SECONDS
-            )  # the judge lists what the program has left, which a sandbox ends with this process
+            time.sleep(CLOSING_SECONDS)  # until then the judge lists what the program has left
         os._exit(0)
 
 

@@ -16,6 +16,7 @@ from attnspec.conformance.judging.extent import BATCH, ORDER, Extent, widest
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT, Result, Status, json_number
+from attnspec.conformance.remote.command import PREFIX
 from attnspec.conformance.remote.sandbox import sandbox_error
 from attnspec.conformance.reporting.limits import excluded_inputs
 from attnspec.conformance.reporting.processor import processor
@@ -178,6 +179,11 @@ class Report:
     def proposal(self) -> list[str]:
         """Lines about the proposed declaration: its parts if the backend conforms with it, else what it explains."""
         return proposal_lines(self.declaration, conforms=self.conforms_as_observed)
+
+    @property
+    def pasted(self) -> str:
+        """The attributes to paste: JSON for a program, else lines of Python."""
+        return self.declaration.json_text if self.contract.origin.startswith(PREFIX) else self.declaration.text
 
     @property
     def paste_heading(self) -> str:

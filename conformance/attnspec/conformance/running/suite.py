@@ -24,6 +24,7 @@ from attnspec.conformance.judging.own_errors import contained, joined, own_error
 from attnspec.conformance.judging.results import INTERRUPTED, OWN_ERROR, Result, Status
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.client import Redeclared
+from attnspec.conformance.remote.command import PREFIX
 from attnspec.conformance.remote.description import described
 from attnspec.conformance.remote.errors import BackendError, RedeclaredError
 from attnspec.conformance.remote.loading import contract_of
@@ -227,7 +228,7 @@ def _message(run: InProcess, results: Sequence[Result], failed: Sequence[Result]
         proposed, last = judged_as_declared(first, judged_again)
     heading = f"{JUDGED_AGAIN}:" if last.conforms else PASTE
     heading = heading.format(place=run.contract.place, judged=case.id)
-    text = proposed.text_for(run.contract.origin)
+    text = proposed.json_text if run.contract.origin.startswith(PREFIX) else proposed.text
     proposal = proposal_lines(proposed, conforms=last.conforms) + ([heading, text] if proposed else [])
     unexplained = [r for r in failed if not proposed.explains(r)]
     text = failure_message(unexplained, None if last.conforms else explanation.diagnosis, proposal)
