@@ -103,7 +103,7 @@ class CommandBackend:
             self.vjp = self._vjp
 
     def close(self) -> None:
-        """Close the program's input and output, and end it if it does not end by itself."""
+        """Close the program's input and output, and end it if necessary."""
         with suppress(BrokenPipeError):
             _stream(self._process.stdin).close()
         _stream(self._process.stdout).close()
