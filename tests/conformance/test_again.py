@@ -231,9 +231,10 @@ NOT_REPLAYED = {
     "text.json": "replay: text.json: expected a report, as --json writes it; got no JSON",
     "list.json": "replay: list.json: expected a report with schema 'attnspec-report/1'; got None",
     "other.json": "replay: other.json: expected a report with schema 'attnspec-report/1'; got 'attnspec-report/9'",
-    "half.json": "replay: half.json: expected a complete report; got one without the key 'profile'",
-    "seed.json": "replay: seed.json: expected a report as attnspec wrote it; got seed: expected int; got 1.5",
-    "origin.json": "replay: origin.json: expected a report as attnspec wrote it; got origin: expected str; got 7",
+    "half.json": "replay: half.json: expected a report as attnspec wrote it: verdict: expected this key; got none",
+    "seed.json": "replay: seed.json: expected a report as attnspec wrote it: seed: expected type integer; got 1.5",
+    "origin.json": "replay: origin.json: expected a report as attnspec wrote it: backend.origin: expected type string; "
+    "got 7",
     "deep.json": "replay: deep.json: expected a report, as --json writes it; got no JSON",
     "gone.json": "backend 'gone.py': cannot be imported: FileNotFoundError",
 }

@@ -1,9 +1,11 @@
 """Programs in any language as backends: right, wrong, crashing and hanging ones, and malformed messages."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -120,9 +122,154 @@ def test_a_program_that_breaks_the_protocol_is_convicted(old: str, new: str, mes
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"shape": scores.shape', '"shape": ["1", "1"]', "expected an answer such as"),
+        ('"shape": scores.shape', '"shape": [1, 1.0]', "expected an answer such as"),
+        ('"shape": scores.shape', '"shape": [1, True]', "expected an answer such as"),
+        ('"shape": scores.shape', '"shape": "11"', "expected an answer such as"),
+        ('"shape": scores.shape', '"shape": [1] * 65', "expected an answer such as"),
+        ('"float64", "shape": scores', '"float128", "shape": scores', "expected an answer such as"),
+        ('"float64", "shape": scores', '"uint8", "shape": scores', "expected an answer such as"),
+        ('"shape": scores.shape', '"shape": [10**9]', "expected arrays of at most 268435456 bytes; got b'{"),
+        ("write(scores.tobytes())", "write(scores.tobytes()[:-3])", "result: expected 8 bytes from the program; got 5"),
+        ("write(scores.tobytes())", "write(b'')", "result: expected 8 bytes from the program; got 0"),
+        ("write(scores.tobytes())", "write(scores.tobytes() + b'12')", "got, unasked, b'12'"),
+        ("    scores = ", "    import os, time; os.close(1); time.sleep(9)\n    scores = ", "closed its output"),
+        ("for line in", "print('ready', flush=True)\nfor line in", "got, unasked, b'ready"),
+        ('{"result": {"result"', '{"result": {"scores"', "expected results named result; got 'scores'"),
+        ('print(json.dumps(error or', 'print(json.dumps({"error": 7} or', "expected an answer such as"),
+    ],
+)  # fmt: skip
+def test_a_malformed_answer_is_told_and_the_next_call_starts_the_program_anew(
+    old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    assert old in SCORES
+    written(SCORES.replace(old, new), tmp_path)
+    backend = CommandBackend(f"{sys.executable} {tmp_path / 'program.py'}")
+    x = np.ones((1, 1))
+    if "ready" in new:
+        time.sleep(1.0)
+    with pytest.raises(RuntimeError) as raised:
+        backend.dot_scores(x, x)  # type: ignore[attr-defined]
+    assert message in str(raised.value)
+    written(SCORES, tmp_path)
+    assert backend.dot_scores(x, x) == x  # type: ignore[attr-defined]
+    backend.close()
+
+
+def test_a_program_that_pauses_within_an_answer_is_right(tmp_path: Path) -> None:
+    pause = "write(scores.tobytes()[:3]); sys.stdout.flush(); import time; time.sleep(1); "
+    written(
+        SCORES.replace("write(scores.tobytes())", f"{pause}sys.stdout.buffer.write(scores.tobytes()[3:])"), tmp_path
+    )
+    backend = CommandBackend(f"{sys.executable} {tmp_path / 'program.py'}")
+    x = np.full((1, 1), 3.0)
+    assert [float(backend.dot_scores(x, x)[0, 0]) for _ in range(2)] == [9.0, 9.0]  # type: ignore[attr-defined]
+    backend.close()
+
+
+def test_another_declaration_after_a_malformed_answer_is_refused(tmp_path: Path) -> None:
+    written(SCORES.replace("print(json.dumps(error or", "print('debug', json.dumps(error or"), tmp_path)
+    backend = CommandBackend(f"{sys.executable} {tmp_path / 'program.py'}")
+    x = np.ones((1, 1))
+    with pytest.raises(RuntimeError):
+        backend.dot_scores(x, x)  # type: ignore[attr-defined]
+    written(SCORES.replace('"mine"', '"yours"'), tmp_path)
+    with pytest.raises(BackendError, match="name: expected what its first start declared, 'mine'; got 'yours'"):
+        backend.dot_scores(x, x)  # type: ignore[attr-defined]
+    backend.close()
+
+
+def test_another_declaration_makes_the_run_unusable(tmp_path: Path) -> None:
+    again = 'import os\nagain = os.path.exists(os.environ.get("TMPDIR", ".") + "/again")\n'
+    again += 'open(os.environ.get("TMPDIR", ".") + "/again", "w").close()\n'
+    program = SCORES.replace('"name": "mine"', '"name": "mine", "notes": {"again": str(again)}')
+    program = program.replace("print(json.dumps(error or", "print('debug', json.dumps(error or")
+    command = written(again + program, tmp_path)
+    done = attnspec("check", "--command", command, "--law", "operation.oracle", folder=tmp_path)
+    if "no sandbox" in done.stdout:
+        pytest.skip("without a sandbox, all processes have the same files")
+    assert done.returncode == 2, done.stdout
+    assert "notes: expected what its first start declared, {'again': 'False'}; got" in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--in-process",)])
+def test_a_program_that_ends_late_is_not_left_behind(options: tuple[str, ...], tmp_path: Path) -> None:
+    command = written(f"{SCORES}\nimport time; time.sleep(0.4)\n", tmp_path)
+    law = ("--law", "operation.shape", "--json", "r.json")
+    done = attnspec("check", "--command", command, *law, *options, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["left_behind"] == []
+
+
+def test_a_process_that_a_program_starts_and_leaves_is_named(tmp_path: Path) -> None:
+    command = written(f"import subprocess; subprocess.Popen(['sleep', '77'])\n{SCORES}", tmp_path)
+    law = ("--law", "operation.shape", "--json", "r.json")
+    attnspec("check", "--command", command, *law, "--sandbox", "off", folder=tmp_path)
+    left = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["left_behind"]
+    assert left
+    assert all(title.startswith("sleep (process ") for title in left), left
+
+
+@pytest.mark.parametrize(
+    ("ending", "message"), [("sys.exit(113)", "with status 113"), ("os.kill(os.getpid(), 40)", "by signal 40")]
+)
+def test_any_status_or_signal_is_told_with_the_smallest_input(ending: str, message: str, tmp_path: Path) -> None:
+    code = SCORES.replace("    scores = ", f"    if q.shape[0] > 1: import os; {ending}\n    scores = ")
+    law = ("--law", "operation.oracle", "--json", "r.json")
+    done = attnspec("check", "--command", written(code, tmp_path), *law, folder=tmp_path)
+    assert done.returncode == 1
+    (result,) = (r for r in json.loads((tmp_path / "r.json").read_text())["results"] if r["status"] == "failed")
+    assert result["message"] == f"the backend ended the process {message}"
+    assert result["counterexample"]["arguments"]["query"] == [[0.0], [0.0]]
+
+
+def test_a_program_without_a_first_line_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNSPEC_IMPORT_SECONDS", "5")
+    done = attnspec("check", "--command", written("import time; time.sleep(60)", tmp_path), folder=tmp_path)
+    assert done.returncode == 2
+    assert "expected a first line within 5 s; got none: does the program end its first line" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import sys; sys.exit(7)", "got b''; the program ended with status 7: run it by hand to read its errors"),
+        ("import os; os.kill(os.getpid(), 11)", "got b''; the program ended by SIGSEGV: run it by hand"),
+        ("import os, time; os.close(1); time.sleep(9)", "got b''; the program closed its output"),
+        ("print('{}')", "got b'{}\\n'"),
+    ],
+)
+def test_a_program_that_ends_before_its_first_line_is_told(code: str, message: str, tmp_path: Path) -> None:
+    written(code, tmp_path)
+    with pytest.raises(BackendError, match=re.escape(message)):
+        CommandBackend(f"{sys.executable} {tmp_path / 'program.py'}")
+
+
+def test_a_command_of_this_folder_is_named_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "attention").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BackendError, match=r"FileNotFoundError: .*: write \./attention"):
+        CommandBackend("attention")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [("./att'ention", "No closing quotation"), ("", "an empty command"), ("   ", "an empty command")],
+)
+def test_a_command_without_words_is_refused(command: str, message: str) -> None:
+    with pytest.raises(BackendError, match=f"expected a command that starts; got {message}"):
+        CommandBackend(command)
+
+
+@pytest.mark.parametrize(
     ("declaration", "message"),
     [
         ("", "expected a first line such as"),
+        ('{"attnspec":true,"name":"mine","operations":["softmax"]}', "expected a first line such as"),
+        ('{"attnspec":1,"name":"mine","operations":"softmax"}', "expected a first line such as"),
+        ('{"attnspec":1,"name":"mine","operations":["softmax"],"vjp":"yes"}', "vjp: expected true or false"),
         ("{}", "expected a first line such as"),
         ('{"attnspec":2,"name":"mine","operations":["softmax"]}', "expected a first line such as"),
         ('{"attnspec":1,"name":"mine","operations":["sofmax"]}', "'attnspec list operations' prints; got 'sofmax'"),

@@ -99,6 +99,11 @@ def explanation(
 LAWS = (FORMULA, "semantics.fully_masked", "pooling.unbiased-gain")
 
 
+def test_a_program_pastes_json() -> None:
+    proposed = Declaration({"semantics": {"rejection": "unchecked"}, "limits": {"dtypes": ("float32",)}})
+    assert proposed.json_text == '"semantics": {"rejection": "unchecked"}, "limits": {"dtypes": ["float32"]}'
+
+
 def test_a_choice_explains_the_formula() -> None:
     explained = explanation(LAWS, masked=-1e30)
     assert (explained.semantics, explained.precision, explained.limits) == ({"fully_masked": "uniform"}, "", {})

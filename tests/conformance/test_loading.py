@@ -33,6 +33,13 @@ def test_an_imported_function_makes_no_backend_of_a_file_with_a_class(tmp_path: 
     assert type(loaded(tmp_path, IMPORTED + CLASS)).__name__ == "Mine"
 
 
+@pytest.mark.parametrize(("module", "hint"), [("jax", "; install it: pip install 'attnspec[jax]'"), ("jix", "")])
+def test_the_extra_of_a_missing_package_is_named(module: str, hint: str, tmp_path: Path) -> None:
+    with pytest.raises(BackendError) as raised:
+        loaded(tmp_path, f"raise ModuleNotFoundError('no module {module}', name={module!r})")
+    assert str(raised.value).partition("mine.py:1)")[2] == hint
+
+
 def test_a_file_with_a_name_is_the_backend(tmp_path: Path) -> None:
     assert loaded(tmp_path, "name = 'file'\n" + DEFINED + CLASS).name == "file"
 

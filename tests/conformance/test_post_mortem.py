@@ -53,7 +53,9 @@ needs_copies = pytest.mark.skipif(not CAN_FORK, reason="processes cannot be copi
         (lambda: None, None),
         (lambda: 1 / 0, None),
         (lambda: os._exit(0), "the backend ended the process with status 0"),
+        (lambda: os._exit(113), "the backend ended the process with status 113"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "the backend ended the process by SIGKILL"),
+        (lambda: os.kill(os.getpid(), 40), "the backend ended the process by signal 40"),
         (lambda: time.sleep(60), "the backend did not answer within 0.5 s"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from typer.testing import CliRunner
 
 from attnspec.conformance.cli import app
 from attnspec.conformance.remote.errors import BackendError
-from attnspec.conformance.reporting.reading import merged
+from attnspec.conformance.reporting.reading import ReadReport, merged
+from attnspec.conformance.reporting.report import Report
+from attnspec.conformance.running.settings import Settings
 
 from .test_cli import attnspec
 
@@ -84,6 +87,110 @@ def test_other_reports_are_refused(
     with pytest.raises(BackendError) as raised:
         merged([tmp_path / f"{name}.json" for name in names])
     assert message in str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both shards of a run that conforms."""
+    folder = tmp_path_factory.mktemp("halves")
+    run = ("check", "reference", "--operation", "softmax", "--law", "operation.shape", "--workers", "1")
+    for i in (1, 2):
+        dtypes = ("--dtype", "float64", "--dtype", "float32")
+        attnspec(*run, *dtypes, "--shard", f"{i}/2", "--json", f"{i}.json", folder=folder)
+    return document(folder / "1.json"), document(folder / "2.json")
+
+
+def merge(folder: Path, *documents: Mapping[str, Any]) -> tuple[int, str, str]:
+    """Exit status, verdict and error output of merging reports; the verdict is empty if there is no merged report."""
+    names = [f"{i}.json" for i, _ in enumerate(documents, 1)]
+    for name, shard in zip(names, documents, strict=True):
+        (folder / name).write_text(json.dumps(shard), encoding="utf-8")
+    result = folder / "merged.json"
+    done = CliRunner().invoke(app, ("merge", *(str(folder / name) for name in names), "--json", str(result)))
+    if isinstance(done.exception, BackendError):  # ``main`` prints it and ends with status 2
+        return 2, "", str(done.exception)
+    return done.exit_code, document(result)["verdict"], done.stderr
+
+
+def test_merged_halves_conform(halves: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path) -> None:
+    assert merge(tmp_path, *halves) == (0, "conforms", "")
+
+
+LOST = {"status": "lost", "reason": "time limit", "message": "time limit"}
+UNUSABLE = {"verdict": "unusable", "exit_status": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "result", "message"),
+    [
+        ({"results": []}, None, "shard 2/2 ({file}): 1 of its 1 laws have no result"),
+        ({"results": [], "reason": "no room", **UNUSABLE}, None, "shard 2/2 ({file}): no room"),
+        ({"reason": "time limit", **UNUSABLE}, LOST, "shard 2/2 ({file}): time limit"),
+    ],
+    ids=["without results", "broken off without results", "broken off with results"],
+)
+def test_a_shard_without_verdicts_makes_the_run_unusable(
+    halves: tuple[dict[str, Any], dict[str, Any]],
+    tmp_path: Path,
+    changes: dict[str, Any],
+    result: dict[str, Any] | None,
+    message: str,
+) -> None:
+    first, second = halves
+    changed = {**second, "results": [{**r, **(result or {})} for r in second["results"]], **changes}
+    if not changed["results"] and changed["reason"]:
+        changed["backend"] = {**changed["backend"], "name": "unknown"}
+    status, verdict, errors = merge(tmp_path, first, changed)
+    assert (status, verdict) == (2, "unusable")
+    assert message.format(file=tmp_path / "2.json") in errors
+
+
+def test_shards_that_all_broke_off_are_unusable_with_each_reason(tmp_path: Path) -> None:
+    broken = [
+        Report.without_verdicts("reference", Settings(shard=f"{i}/2"), 1.0, f"reason {i}").as_json() for i in (1, 2)
+    ]
+    status, verdict, errors = merge(tmp_path, *broken)
+    assert (status, verdict) == (2, "unusable")
+    assert all(f"shard {i}/2 ({tmp_path / f'{i}.json'}): reason {i}" in errors for i in (1, 2))
+
+
+def test_a_relabelled_shard_is_refused(halves: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path) -> None:
+    status, verdict, errors = merge(tmp_path, halves[0], {**halves[0], "shard": "2/2"})
+    assert (status, verdict) == (2, "")
+    assert f"2.json: expected only results of shard 2/2 ({tmp_path / '2.json'}); got operation.shape by soft" in errors
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("sandbox", "bubblewrap"), ("in_process", False), ("hang_after", 300.0), ("device", "cuda"), ("profile", "full")],
+)
+def test_a_shard_with_other_settings_is_refused(
+    halves: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path, name: str, value: object
+) -> None:
+    first, second = halves
+    assert second[name] != value
+    status, verdict, errors = merge(tmp_path, first, {**second, name: value})
+    assert (status, verdict) == (2, "")
+    assert f"2.json: {name}: expected that of {tmp_path / '1.json'}, {first[name]!r}; got {value!r}" in errors
+
+
+def test_the_difference_of_two_backends_is_named(halves: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path) -> None:
+    first, second = halves
+    limits = {**second["backend"]["limits"], "max_batch_dims": 0}
+    _, _, errors = merge(tmp_path, first, {**second, "backend": {**second["backend"], "limits": limits}})
+    assert "2.json: backend.limits.max_batch_dims: expected that of " in errors
+    assert "operations" not in errors
+
+
+EMPTY = Report.without_verdicts("reference", Settings(shard="1/2"), 1.0, "interrupted").as_json()
+
+
+@pytest.mark.parametrize(("key", "kind"), [*product(EMPTY, ("absent", "of another type"))])
+def test_a_damaged_report_is_refused_in_one_line(tmp_path: Path, key: str, kind: str) -> None:
+    damaged = {k: x for k, x in EMPTY.items() if k != key} | ({} if kind == "absent" else {key: [7]})
+    (tmp_path / "r.json").write_text(json.dumps(damaged), encoding="utf-8")
+    with pytest.raises(BackendError, match=rf"r\.json: expected a report.*{key}"):
+        ReadReport.read(tmp_path / "r.json")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from attnspec.conformance import BackendError, load
 from attnspec.conformance.templates import BUILD, FRAMEWORKS, SUFFIXES, write_adapter
 
 from .test_cli import attnspec
@@ -90,3 +91,13 @@ def test_init_refuses_files_that_it_cannot_write(arguments: tuple[str, ...], tmp
     assert REFUSED[arguments] in done.stderr
     assert [(tmp_path / name).read_text() for name in ("old.py", "kernel.c")] == ["kept", "kept"]
     assert sorted(os.listdir(tmp_path)) == ["kernel.c", "old.py"]
+
+
+@pytest.mark.parametrize("framework", ["c", "cuda"])
+def test_a_library_that_is_not_built_is_named_with_its_command(framework: str, tmp_path: Path) -> None:
+    if framework == "cuda" and find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    files, build = write_adapter(framework, tmp_path / f"unbuilt_{framework}.py")
+    with pytest.raises(BackendError) as raised:
+        load(str(files[0]))
+    assert f"no libunbuilt_{framework}.so: build it by {build}" in str(raised.value)

@@ -110,6 +110,37 @@ def test_the_index_follows_its_schema(folders: tuple[Path, Path]) -> None:
     jsonschema.validate(json.loads((folders[0] / "index.json").read_text(encoding="utf-8")), SCHEMA)
 
 
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda index: [], "'attnspec vectors write' has written: expected type object; got []"),
+        (lambda index: index | {"schema_version": 2}, "schema_version: expected 1; got 2"),
+        (lambda index: {"schema_version": 1, "attnspec": "0"}, "cases: expected this key; got none"),
+        (lambda index: index | {"cases": [7]}, "cases[0]: expected type object; got 7"),
+        (lambda index: damaged_case(index, file="../cases/" + FILE), "cases[0].file: expected a text that matches"),
+        (lambda index: damaged_case(index, results={}), "cases[0].results: expected at least 1 keys; got {}"),
+        (lambda index: damaged_result(index, lower="absent"), f"{FILE}: expected a tensor 'absent' of shape ["),
+        (lambda index: damaged_result(index, shape=[7]), "expected a tensor '0/lower result' of shape [7]; got ["),
+        (lambda index: damaged_result(index, shape=[True]), "cases[0].results.result.shape[0]: expected type integer"),
+    ],
+)  # fmt: skip
+def test_a_damaged_index_is_refused(
+    folders: tuple[Path, Path], damage: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    file = folders[0] / "index.json"
+    file.write_text(json.dumps(damage(json.loads(file.read_text(encoding="utf-8")))), encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        list(check_vectors(*folders))
+
+
+def damaged_case(index: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return index | {"cases": [index["cases"][0] | changes, *index["cases"][1:]]}
+
+
+def damaged_result(index: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return damaged_case(index, results={"result": index["cases"][0]["results"]["result"] | changes})
+
+
 def test_a_program_without_attnspec_reads_the_cases(tmp_path: Path) -> None:
     (tmp_path / "outputs").mkdir()
     write_vectors(tmp_path / "cases", named("softmax"))
@@ -123,12 +154,12 @@ def test_the_commands_write_and_check_cases(tmp_path: Path, monkeypatch: pytest.
     write = ("vectors", "write", "cases", "--operation", "softmax", "--dtype", "float32")
     written = CliRunner().invoke(app, write)
     assert written.exit_code == 0
-    assert written.stdout.startswith(f"{vectors.CASES} cases of 1 operations in cases, ")
+    assert written.stdout.startswith(f"{vectors.CASES} cases of 1 operation in cases, ")
     Path("outputs").mkdir()
     assert CliRunner().invoke(app, ("vectors", "check", "cases", "outputs")).exit_code == 2
     save_file(right_outputs(OPERATIONS["softmax"], "float32"), Path("outputs", FILE))
     checked = CliRunner().invoke(app, ("vectors", "check", "cases", "outputs"))
-    assert (checked.exit_code, checked.stdout) == (0, "8 of 8 cases of 1 operations are right\n")
+    assert (checked.exit_code, checked.stdout) == (0, "8 of 8 cases of 1 operation are right\n")
     replace_first_result(Path("outputs"), lambda x: None)
     checked = CliRunner().invoke(app, ("vectors", "check", "cases", "outputs"))
     assert checked.exit_code == 1

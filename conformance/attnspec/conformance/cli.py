@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -24,6 +24,9 @@ from attnspec.conformance.reporting.writing import (
 )
 from attnspec.conformance.running.interruption import INTERRUPTION, SIGNALS
 from attnspec.conformance.running.settings import HELP, Settings
+
+if TYPE_CHECKING:
+    from attnspec.conformance.reporting.report import Report
 
 app = typer.Typer(
     name="attnspec",
@@ -86,6 +89,14 @@ def _known_name(what: str, name: str, known: Iterable[str]) -> str:
 def _print_errors(errors: Iterable[str]) -> None:
     for error in errors:
         sys.stderr.write(f"attnspec: {error}\n")
+
+
+def _exit_with(report: "Report", errors: list[str]) -> NoReturn:
+    """Print why a run ended early, and errors of writing; end with the status of the report."""
+    if report.reason is not None:
+        sys.stderr.write(f"attnspec: {report.reason}{'; the report has what was judged' if report.results else ''}\n")
+    _print_errors(errors)
+    raise typer.Exit(report.exit_status or (2 if errors else 0))
 
 
 def _files(**paths: Path | None) -> dict[str, OutputFile]:
@@ -202,10 +213,7 @@ def check(
     report = report_of_run(backend, settings, processes, _console(stderr=True), shown=in_process is True)
     errors = write_report(report, files, _console())
     INTERRUPTION.disarm()
-    if report.reason is not None:
-        sys.stderr.write(f"attnspec: {report.reason}{'; the report has what was judged' if report.results else ''}\n")
-    _print_errors(errors)
-    raise typer.Exit(report.exit_status or (2 if errors else 0))
+    _exit_with(report, errors)
 
 
 @app.command(help=f"Merge the reports of all shards of a run into one. {EXIT_STATUS}")
@@ -220,9 +228,7 @@ def merge(
 
     files = _files(json=json, html=html, junit=junit)
     report = merged(reports)
-    errors = write_report(report, files, _console())
-    _print_errors(errors)
-    raise typer.Exit(report.exit_status or (2 if errors else 0))
+    _exit_with(report, write_report(report, files, _console()))
 
 
 @app.command(
@@ -419,6 +425,10 @@ def mutants(
     raise typer.Exit(status)
 
 
+def _operations(count: int) -> str:
+    return f"{count} operation{'' if count == 1 else 's'}"
+
+
 vectors = typer.Typer(help="Golden cases of all operations, for programs in any language.", no_args_is_help=True)
 app.add_typer(vectors, name="vectors")
 
@@ -457,7 +467,7 @@ def write(
         except OSError as error:
             _unusable(f"vectors write: expected a folder that can be written; got {str(folder)!r}: {error.strerror}")
     size = sum(file.stat().st_size for file in folder.iterdir())
-    _console().print(f"{count} cases of {len(chosen)} operations in {folder}, {size / 1e6:.1f} MB")
+    _console().print(f"{count} cases of {_operations(len(chosen))} in {folder}, {size / 1e6:.1f} MB")
 
 
 @vectors.command(name="check")
@@ -477,8 +487,8 @@ def check_vectors_(
     wrong = [case for case in cases if case.fault]
     for case in wrong:
         _console().print(f"wrong: {case.name}: {case.fault}", markup=False, highlight=False)
-    operations = len({case.operation for case in cases})
-    _console().print(f"{len(cases) - len(wrong)} of {len(cases)} cases of {operations} operations are right")
+    operations = _operations(len({case.operation for case in cases}))
+    _console().print(f"{len(cases) - len(wrong)} of {len(cases)} cases of {operations} are right")
     raise typer.Exit(1 if wrong else 0)
 
 

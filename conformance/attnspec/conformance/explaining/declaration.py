@@ -55,6 +55,11 @@ class Declaration:
         """The attributes as lines of Python to paste into the adapter, below its own."""
         return "\n".join(self._assignment(name, value) for name, value in self.attributes.items())
 
+    @property
+    def json_text(self) -> str:
+        """The attributes as JSON, to paste into the first line of a program."""
+        return json.dumps(self.attributes, default=list)[1:-1]
+
     def _assignment(self, name: str, value: Any) -> str:
         kind = self.on_device.get(name)
         if kind is None:

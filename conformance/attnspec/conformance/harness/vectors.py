@@ -19,12 +19,16 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.dtypes import half_to_single, numpy_dtype
 from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.reporting.schema import schema_fault
 from attnspec.spec import VERSION
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
 
 INDEX = "index.json"
 """File that lists all cases."""
+
+SCHEMA = Path(__file__).with_name("vectors.schema.json")
+"""Schema of the index."""
 
 SCHEMA_VERSION = 1
 """Version of the format of ``index.json``, which ``vectors.schema.json`` describes."""
@@ -159,15 +163,16 @@ def _tensors(arguments: Arguments, right: Mapping[str, Expected], prefix: str) -
 def check_vectors(folder: Path, outputs: Path) -> Iterator[CheckedCase]:
     """Yield the comparison of each case whose file is in ``outputs``, under the same name.
 
-    Raises ``ValueError`` for a folder without a readable index, or a file that is not in the safetensors format.
+    Raises ``ValueError`` for a folder without a readable index, a file that is not in the safetensors format, or cases
+    whose intervals are missing.
     """
     path = folder / INDEX
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected an index that 'attnspec vectors write' has written; got {error}") from error
-    if index.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(f"{path}: schema_version: expected {SCHEMA_VERSION}; got {index.get('schema_version')}")
+    if fault := schema_fault(index, SCHEMA):
+        raise ValueError(f"{path}: expected an index that 'attnspec vectors write' has written: {fault}")
     loaded: dict[str, tuple[dict[str, Numbers], dict[str, Numbers]]] = {}
     for case in index["cases"]:
         file = case["file"]
@@ -175,6 +180,7 @@ def check_vectors(folder: Path, outputs: Path) -> Iterator[CheckedCase]:
             continue
         if file not in loaded:
             loaded = {file: (_loaded(folder / file), _loaded(outputs / file))}
+        _demand_intervals(folder / file, case, loaded[file][0])
         yield CheckedCase(case["name"], case["operation"], _fault(case, *loaded[file]))
 
 
@@ -185,6 +191,15 @@ def _loaded(file: Path) -> dict[str, Numbers]:
         raise ValueError(
             f"{file}: expected tensors in the safetensors format, in float32, float64 or float16; got {error!r}"
         ) from error
+
+
+def _demand_intervals(file: Path, case: Mapping[str, Any], tensors: Mapping[str, Numbers]) -> None:
+    """Raise ``ValueError`` unless a file has the intervals of a case, in the right shapes."""
+    for result in case["results"].values():
+        for name in (result["lower"], result["upper"]):
+            expected, got = result["shape"], list(tensors[name].shape) if name in tensors else "none"
+            if got != expected:
+                raise ValueError(f"{file}: expected a tensor {name!r} of shape {expected}; got {got}")
 
 
 def _fault(case: Mapping[str, Any], right: Mapping[str, Numbers], outputs: Mapping[str, Numbers]) -> str:

@@ -1,4 +1,4 @@
-"""Calls of backend code: its exceptions are results to judge, not errors of the suite."""
+"""Calls of backend code: its exceptions and exits are results to judge, not errors of the suite."""
 
 import os
 import signal
@@ -112,3 +112,16 @@ def call_safely(call: Callable[[], Any]) -> Any:
         return Raised(error)
     except BaseException as error:  # noqa: BLE001 - a backend's code may raise anything
         return Raised(error)
+
+
+def ending(status: int) -> str:
+    """Exit status or signal of an ended process, for messages."""
+    return f"with status {status}" if status >= 0 else f"by {signal_name(-status)}"
+
+
+def signal_name(number: int) -> str:
+    """Name of a signal; its number if it has no name, as real-time signals do not."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

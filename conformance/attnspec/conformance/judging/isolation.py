@@ -5,12 +5,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from io import FileIO
 from typing import NamedTuple
 
+from attnspec.conformance.judging.foreign_calls import ending
 from attnspec.conformance.judging.violation import Reason
 
-FINISHED = 113
-"""Exit status of a child that finished its work, also by an exception; a crash has another."""
+FINISHED = b"."
+"""Message of a child that finished its work, also by an exception: a backend may end it with any exit status."""
 
 CAN_FORK = hasattr(os, "fork")
 """True if processes can fork, so that a child need not import the backend again."""
@@ -35,17 +37,25 @@ def abnormal_end(work: Callable[[], object], seconds: float) -> AbnormalEnd | No
     """
     sys.stdout.flush()
     sys.stderr.flush()
+    answer, theirs = os.pipe()
     child = os.fork()
     if not child:
         try:
             work()
         finally:
-            os._exit(FINISHED)
+            os.write(theirs, FINISHED)
+            os._exit(0)
+    os.close(theirs)
+    with open(answer, "rb", buffering=0) as pipe:
+        return _awaited_end(child, pipe, seconds)
+
+
+def _awaited_end(child: int, pipe: FileIO, seconds: float) -> AbnormalEnd | None:
     deadline, pause = time.monotonic() + seconds, 1e-4
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            return crash_of(os.waitstatus_to_exitcode(status))
+            return crash_of(os.waitstatus_to_exitcode(status), pipe)
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
     os.kill(child, signal.SIGKILL)
@@ -58,9 +68,9 @@ def hang_of(seconds: float) -> AbnormalEnd:
     return AbnormalEnd(Reason.HUNG, f"the backend did not answer within {seconds:g} s")
 
 
-def crash_of(status: int) -> AbnormalEnd | None:
-    """The crash that an exit status means; None if the child finished its work."""
-    if status == FINISHED:
+def crash_of(status: int, pipe: FileIO) -> AbnormalEnd | None:
+    """The crash of an ended child; None if it finished its work, and wrote so to the pipe."""
+    os.set_blocking(pipe.fileno(), False)  # processes that it left may still hold the other end
+    if pipe.read(1) == FINISHED:
         return None
-    how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
-    return AbnormalEnd(Reason.CRASHED, f"the backend ended the process {how}")
+    return AbnormalEnd(Reason.CRASHED, f"the backend ended the process {ending(status)}")

@@ -10,7 +10,7 @@ from attnspec.conformance.judging.foreign_calls import RemoteOperation
 from attnspec.conformance.remote.arrays import RemoteArray, RemoteNumpyArray
 from attnspec.conformance.remote.client import HostProcess
 from attnspec.conformance.remote.description import DECLARED
-from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.errors import RedeclaredError
 from attnspec.conformance.remote.incidents import Incidents
 
 CONVERSIONS = {"from_numpy", "to_numpy"}
@@ -49,14 +49,14 @@ class RemoteBackend:
         self.host = self._new_host()
 
     def await_declarations(self, seconds: float, expected: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Wait for the declarations; :class:`BackendError` if they differ from ``expected`` or earlier ones."""
+        """Wait for the declarations; :class:`RedeclaredError` if they differ from ``expected`` or earlier ones."""
         description = self.host.await_description(seconds)
         declared = {name: description.get(name) for name in DECLARED}
         earlier = self._declared if expected is None else {name: expected.get(name) for name in DECLARED}
         for name, value in declared.items():
             if earlier is not None and value != earlier[name]:
                 self.close()
-                raise BackendError(
+                raise RedeclaredError(
                     f"backend {self.origin!r}: {name}: expected what its first import declared, {earlier[name]!r}; "
                     f"got {value!r} in the process that is judged"
                 )

@@ -9,6 +9,7 @@ import pickle
 import socket
 import struct
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -20,6 +21,7 @@ from attnspec.conformance.judging.foreign_calls import Raised, printable
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.remote.arrays import ABSENT, RemoteArray, handle_class
 from attnspec.conformance.remote.clock import COMPILING, INTERVAL, Clock, Deadline, FirstCall, Watch
+from attnspec.conformance.remote.command import CLOSING_SECONDS, PREFIX, late_line
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.raised import MalformedReply, exception_from_json
 from attnspec.conformance.remote.sandbox import files_of, launch
@@ -65,6 +67,15 @@ class HostEnded(KeyboardInterrupt):
     def __init__(self, reason: Reason, description: str, left: list[str], hung_after: float | None) -> None:
         super().__init__(description)
         self.reason, self.description, self.left, self.hung_after = reason, description, left, hung_after
+
+
+class Redeclared(KeyboardInterrupt):
+    """A program was started anew, and declares something else: the run cannot be used."""
+
+    @property
+    def description(self) -> str:
+        """Description of the end, for messages."""
+        return f"ended: {self}"
 
 
 class PipelineFailed(KeyboardInterrupt):
@@ -128,7 +139,7 @@ class HostProcess:
         try:
             answer = self._receive(Deadline(seconds))
         except HostEnded as end:
-            slow = f"expected its import to end within {seconds:g} s; it did not"
+            slow = late_line(self.name, seconds) or f"expected its import to end within {seconds:g} s; it did not"
             ending = slow if end.reason is Reason.HUNG else f"its import {end.description}"
             raise BackendError(f"backend {self.name!r}: {ending}") from None
         letter, description = answer[0]
@@ -145,14 +156,31 @@ class HostProcess:
         """Start the clock of a check."""
         self.clock.reset()
 
-    def close(self) -> list[str]:
+    def close(self, *, hung: bool = False) -> list[str]:
         """End the process and its descendants; return the titles of those left running."""
         if self._socket.fileno() >= 0:
+            has_program = self.name.startswith(PREFIX)
+            if has_program and not hung:
+                self._await_end_of_program()
             self._socket.close()
             self._queue.clear()
             self._large.clear()
-            self.left += self.process.end(ends_children=self.ends_children)
+            self.left += self.process.end(ends_children=self.ends_children, has_program=has_program)
         return self.left
+
+    def _await_end_of_program(self) -> None:
+        """Wait until the backend's process has ended its program and closed the socket."""
+        deadline = time.monotonic() + 2 * CLOSING_SECONDS
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        while time.monotonic() < deadline:
+            try:
+                if not self._socket.recv(LARGE):
+                    break
+            except BlockingIOError:
+                continue
+            except OSError:
+                break
 
     def _ended(self, reason: Reason, description: str, hung_after: float | None = None) -> HostEnded:
         # Killed too early, a process that is ending by itself would lose its exit status.
@@ -161,7 +189,7 @@ class HostProcess:
                 self.process.wait(1.0)
             if self.process.poll() is not None:
                 description = f"ended the process {self.process.ending}"
-        return HostEnded(reason, description, self.close(), hung_after)
+        return HostEnded(reason, description, self.close(hung=reason is Reason.HUNG), hung_after)
 
     def _watch(self, clock: Clock) -> Watch:
         return Watch(self.process.pid, clock, self._hung)
@@ -257,6 +285,9 @@ class HostProcess:
         (letter, answer), payload = self._receive(clock)
         if clock is not self.clock:
             self.report_compiling("")
+        if letter == "x":
+            self.close()
+            raise Redeclared(printable(str(answer)))
         try:
             reader = Reader(payload, lambda *details: self._handle(reader, *details))
             if letter == "r":

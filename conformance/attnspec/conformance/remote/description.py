@@ -16,6 +16,7 @@ import numpy as np
 
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely, printable
+from attnspec.conformance.remote.command import CommandBackend
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.processes import die_with_parent
@@ -112,7 +113,10 @@ def main() -> None:
     # Processes that the backend starts must not hold the pipe open.
     os.set_inheritable(int(number), False)
     try:
-        answer = describe(load(name), name, device)
+        backend = load(name)
+        answer = describe(backend, name, device)
+        if isinstance(backend, CommandBackend):
+            backend.close()
     except BackendError as error:
         answer = {"error": str(error)}
     with open(int(number), "w", encoding="utf-8") as pipe:

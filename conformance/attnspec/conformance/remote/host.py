@@ -11,12 +11,14 @@ import pickle
 import signal
 import socket
 import sys
+import time
 from typing import Any
 
 import numpy as np
 
 from attnspec.conformance.inputs import layouts
 from attnspec.conformance.judging.foreign_calls import call_safely, in_thread, placed
+from attnspec.conformance.remote.command import CLOSING_SECONDS, CommandBackend
 from attnspec.conformance.remote.description import describe, described, runs_on
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of, load
@@ -158,6 +160,8 @@ def answer(host: RequestHandler, queue: list[Any], request: bytes) -> bytearray:
         else:
             result = writer.value(getattr(host, what)(*args))
         return writer.frame(["r", result])
+    except BackendError as error:
+        return Writer(OBJECTS.keep).frame(["x", str(error)])  # a program that was started anew declares something else
     except Unconverted as error:
         return Writer(OBJECTS.keep).frame(["u", exception_as_json(error.error)])
     except BaseException as error:  # noqa: BLE001 - a backend's code may raise anything
@@ -262,6 +266,10 @@ def main() -> None:
         connection.sendall(Writer(OBJECTS.keep).frame(["h", description]))
         serve(Channel(connection), RequestHandler(backend, device))
     finally:
+        if isinstance(backend, CommandBackend):
+            backend.close()
+            connection.close()
+            time.sleep(CLOSING_SECONDS)  # until then the judge lists what the program has left
         os._exit(0)
 
 

@@ -21,6 +21,9 @@ from attnspec.spec.contract.operation import OPERATIONS
 
 GROUP = "attnspec.backends"
 
+EXTRAS = ("torch", "triton", "jax")
+"""Packages that an extra of attnspec of the same name installs."""
+
 
 def registered() -> dict[str, str]:
     """Return the modules of the backends that installed packages register, by name."""
@@ -92,7 +95,9 @@ def _cannot_import(name: str, target: str, raised: Raised) -> str:
     if missing and "." not in name and "/" not in name:
         known = ", ".join(registered()) or "none"
         return f"backend {name!r}: expected a registered name ({known}), a module or a file; got none of these"
-    return f"backend {name!r}: cannot be imported: {raised.message}"
+    extra = error.name if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS else ""
+    hint = f"; install it: pip install 'attnspec[{extra}]'" if extra else ""
+    return f"backend {name!r}: cannot be imported: {raised.message}{hint}"
 
 
 def _attribute(module: Any, attribute: str, name: str) -> Any:

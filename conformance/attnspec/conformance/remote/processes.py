@@ -124,12 +124,14 @@ def _threads(number: int) -> Iterator[Process]:
     yield from (thread for path in paths if (thread := _read(path / "stat")) is not None)
 
 
-def end_all(leader: int, mark: str, *, ends_children: bool = False, sandboxed: bool = False) -> list[str]:
+def end_all(
+    leader: int, mark: str, *, ends_children: bool = False, sandboxed: bool = False, has_program: bool = False
+) -> list[str]:
     """End a group's leader and the processes that it left; return their titles.
 
     These are its group, its session, and all processes with its mark; with ``ends_children``, all children of this
     process, too. With ``sandboxed`` the leader is bubblewrap, whose two processes inside, its own and the backend's,
-    end with it and were not left.
+    end with it and were not left. With ``has_program`` neither was the leader's child, a program that is the backend.
     """
     own, marked = os.getpid(), f"{MARK}={mark}".encode()
 
@@ -139,13 +141,19 @@ def end_all(leader: int, mark: str, *, ends_children: bool = False, sandboxed: b
             return False
         return process.number != leader and (inside or marked in _environment(process.number))
 
+    def is_program(process: Process) -> bool:
+        return process.parent == leader or (sandboxed and _number_within(process.parent) in SANDBOX_PROCESSES)
+
     # The group is killed at once: a process that keeps forking would outrun single kills.
-    titles = {process.number: process.title for process in _living(is_left)}
+    left = _living(is_left)
+    spared = {process.number for process in left if has_program and is_program(process)}
+    titles = {process.number: process.title for process in left}
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
     # Its children become children of this process only after it has ended.
     _await_end(leader)
-    return [*(titles | _kill_all(is_left)).values()]
+    titles |= _kill_all(is_left)
+    return [title for number, title in titles.items() if number not in spared]
 
 
 def _await_end(number: int) -> None:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attnspec.conformance.judging.foreign_calls import ending
 from attnspec.conformance.remote.command import PREFIX, words
 from attnspec.conformance.remote.environment import SAFE_PATH, own_folders
 from attnspec.conformance.remote.errors import BackendError
@@ -43,9 +44,11 @@ class Launched(subprocess.Popen[Any]):
     sandboxed = False
     mark = ""
 
-    def end(self, *, ends_children: bool = False) -> list[str]:
+    def end(self, *, ends_children: bool = False, has_program: bool = False) -> list[str]:
         """End the process and its descendants; return the titles of those left running."""
-        left = end_all(self.pid, self.mark, ends_children=ends_children, sandboxed=self.sandboxed)
+        left = end_all(
+            self.pid, self.mark, ends_children=ends_children, sandboxed=self.sandboxed, has_program=has_program
+        )
         self.wait()
         return left
 
@@ -53,9 +56,9 @@ class Launched(subprocess.Popen[Any]):
     def ending(self) -> str:
         """Exit status or signal of the ended process, for messages."""
         status = self.returncode
-        if self.sandboxed and status > 128 and status - 128 in {*signal.Signals}:
+        if self.sandboxed and status - 128 in signal.valid_signals():
             status = 128 - status  # bubblewrap exits with 128 + signal
-        return f"with status {status}" if status >= 0 else f"by {_signal(-status)}"
+        return ending(status)
 
 
 def launch(module: str, *arguments: str, sandbox: bool, readable: Iterable[str] = (), **how: Any) -> Launched:
@@ -134,10 +137,3 @@ def files_of(name: str, path: Sequence[str] = ()) -> list[str]:
     target, _, command = name.partition(":")
     files = words(command) if name.startswith(PREFIX) else [target] if target.endswith(".py") else []
     return [*files, *path]
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

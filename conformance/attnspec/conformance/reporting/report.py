@@ -12,10 +12,11 @@ from attnspec.conformance.explaining.declaration import Declaration, declaration
 from attnspec.conformance.explaining.explanations import Diagnosis, Explanation
 from attnspec.conformance.judging.cases import dtypes_of
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.extent import ORDER, Extent, widest
+from attnspec.conformance.judging.extent import BATCH, ORDER, Extent, widest
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT, Result, Status, json_number
+from attnspec.conformance.remote.command import PREFIX
 from attnspec.conformance.remote.sandbox import sandbox_error
 from attnspec.conformance.reporting.limits import excluded_inputs
 from attnspec.conformance.reporting.processor import processor
@@ -142,7 +143,7 @@ class Report:
         """
         if self.violations:
             return "violates"
-        if self.interrupted or any(r.unchecked for r in self.results):
+        if self.reason is not None or self.interrupted or any(r.unchecked for r in self.results):
             return "unusable"
         judged = self.counts[Status.PASSED] or self.expected or self.conforms_as_observed
         return "conforms" if judged else "unusable"
@@ -178,6 +179,11 @@ class Report:
     def proposal(self) -> list[str]:
         """Lines about the proposed declaration: its parts if the backend conforms with it, else what it explains."""
         return proposal_lines(self.declaration, conforms=self.conforms_as_observed)
+
+    @property
+    def pasted(self) -> str:
+        """The attributes to paste: JSON for a program, else lines of Python."""
+        return self.declaration.json_text if self.contract.origin.startswith(PREFIX) else self.declaration.text
 
     @property
     def paste_heading(self) -> str:
@@ -274,6 +280,7 @@ class Report:
         """Inputs about which the verdict says nothing: larger sizes, other dtypes, excluded inputs, and more."""
         extent = widest(self.tried)
         largest = [f"{count:,} {size}" for size, count in extent.items() if size in ORDER]
+        largest = ["1 element of a batch" if x == f"1 {BATCH}" else x for x in largest]
         values = ", ".join(f"{size} beyond {count:,}" for size, count in extent.items() if size not in ORDER)
         sizes = " or ".join(filter(None, (", ".join(largest[:-1]), *largest[-1:])))
         judged = {r.dtype for r in self.results if r.judged}

@@ -50,7 +50,7 @@ def print_report(report: Report, console: Console) -> None:
     console.print(f"not tried: {'; '.join(shown.not_tried)}{longer}", highlight=False)
     if report.declaration:
         console.print(f"\n{report.paste_heading}\n", highlight=False)
-        console.print(Text(report.declaration.text), soft_wrap=True)
+        console.print(Text(report.pasted), soft_wrap=True)
 
 
 def chapters(report: Report, console: Console) -> RenderableType:

@@ -91,7 +91,7 @@ def run(
     discarded. Raises :class:`BackendError` if ``make_plan`` does, or if the workers fail before any verdict.
     """
     display = ProgressDisplay(console, settings)
-    startup = StartupMonitor()
+    startup = StartupMonitor(backend)
     children_before = children()
     wake_workers()
     with TemporaryFolder() as folder, environment(_worker_environment(folder)), display.bar:

@@ -15,7 +15,7 @@ from attnspec.conformance.judging.own_errors import Containment, contained, join
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.remote.backend import RemoteBackend
-from attnspec.conformance.remote.client import HostEnded, PipelineFailed
+from attnspec.conformance.remote.client import HostEnded, PipelineFailed, Redeclared
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.incidents import STOP_AFTER, Recorder
 from attnspec.conformance.running.in_process import InProcess
@@ -124,7 +124,7 @@ class Isolated(InProcess):
                         return contained(stage, step, otherwise)
                 except PipelineFailed:
                     continue
-                except HostEnded as end:
+                except (HostEnded, Redeclared) as end:
                     _, restarting = contained("restarting the backend", lambda: remote.restart(IMPORT_SECONDS), None)
                     ends.append(joined(f"the backend {end.description} while attnspec was {stage}", restarting))
                     return otherwise, ends[0]

@@ -10,6 +10,7 @@ import pytest
 
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.remote.backend import RemoteBackend
+from attnspec.conformance.remote.command import CommandBackend
 from attnspec.conformance.remote.description import contract_from
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of, load
@@ -121,6 +122,9 @@ class JudgedBackends:
         """End all backends, and return the processes that they left running."""
         for backend in self._backends.values():
             backend.close()
+        for loaded in self._loaded.values():
+            if isinstance(loaded, CommandBackend):
+                loaded.close()
         return [title for backend in self._backends.values() for title in backend.left]
 
 

@@ -62,7 +62,13 @@ def _in_shard(cases_: list[Case], shard: str | None) -> list[Case]:
         raise BackendError(f"--shard: expected I/N with 1 ≤ I ≤ N, such as 2/3; got {shard!r}")
     if int(parts) > len(cases_):
         raise BackendError(f"--shard: expected at most {len(cases_)} shards, one per operation and dtype; got {parts}")
-    return cases_[int(part) - 1 :: int(parts)]
+    return shard_of(cases_, shard)
+
+
+def shard_of(cases_: Sequence[Case], shard: str) -> list[Case]:
+    """Return every N-th case for the shard ``I/N``."""
+    part, _, parts = shard.partition("/")
+    return [*cases_[int(part) - 1 :: int(parts)]]
 
 
 def _only(cases_: Sequence[Case], path: str) -> list[Case]:

@@ -10,6 +10,7 @@ import subprocess
 import threading
 from typing import Any
 
+from attnspec.conformance.remote.command import PREFIX, late_line
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.processes import adopt_orphans, children, end_children
 from attnspec.conformance.remote.sandbox import files_of, launch
@@ -64,8 +65,11 @@ class Probe:
 
     def close(self) -> None:
         """End the import, and all processes that it or the run left running."""
-        self.left += [*self.process.end(), *end_children(self._children)]
+        self.left += [*self._end(), *end_children(self._children)]
         self._await_readers()
+
+    def _end(self) -> list[str]:
+        return self.process.end(has_program=self.backend.startswith(PREFIX))
 
     def _await_readers(self) -> None:
         for reader in self._readers:
@@ -77,9 +81,10 @@ class Probe:
             self.process.wait(IMPORT_SECONDS)
         except subprocess.TimeoutExpired:
             slow = f"expected its import to end within {IMPORT_SECONDS:g} s; it did not"
+            slow = late_line(self.backend, IMPORT_SECONDS) or slow
             raise BackendError(f"backend {self.backend!r}: {slow}") from None
         # Processes that it left running must not affect the run that follows.
-        self.left += self.process.end()
+        self.left += self._end()
         self._await_readers()
         answer = json_object(self._answer)
         if answer is None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from attnspec.conformance.judging.results import STOPPED
+from attnspec.conformance.remote.command import late_line
 from attnspec.conformance.running.expectations import expectations, unexpected
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.settings import Settings
@@ -30,9 +31,9 @@ class StartupMonitor:
     ``failure`` is the reason; None if all is well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str) -> None:
         self.failure: str | None = None
-        self._deaths = 0
+        self._backend, self._deaths = backend, 0
         self._starting: set[object] = set()
         self._clock: threading.Timer | None = None
         self._handled = signal.signal(WAKE, signal.default_int_handler)
@@ -85,7 +86,8 @@ class StartupMonitor:
             self._clock.cancel()
 
     def _too_late(self) -> None:
-        self.failure = f"worker processes did not import the backend within {IMPORT_SECONDS:g} s"
+        slow = f"worker processes did not import the backend within {IMPORT_SECONDS:g} s"
+        self.failure = late_line(self._backend, IMPORT_SECONDS) or slow
         signal.raise_signal(WAKE)
 
 

@@ -21,10 +21,12 @@ from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import contained, joined, own_error
-from attnspec.conformance.judging.results import OWN_ERROR, Result, Status
+from attnspec.conformance.judging.results import INTERRUPTED, OWN_ERROR, Result, Status
 from attnspec.conformance.remote.backend import RemoteBackend
+from attnspec.conformance.remote.client import Redeclared
+from attnspec.conformance.remote.command import PREFIX
 from attnspec.conformance.remote.description import described
-from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.errors import BackendError, RedeclaredError
 from attnspec.conformance.remote.loading import contract_of
 from attnspec.conformance.running.expectations import expectations, expected, unexpected, unexpected_passes
 from attnspec.conformance.running.in_process import InProcess
@@ -141,6 +143,8 @@ def run_case(
     run = kind(backend, contract, case, settings)
     try:
         results = run.judged(extent)
+    except (Redeclared, RedeclaredError) as error:
+        results = [Result(case.operation, x, case.dtype, Status.LOST, INTERRUPTED, str(error)) for x in case.laws]
     except BackendError:
         raise
     except Exception as error:  # noqa: BLE001 - an error of attnspec is not one of the backend
@@ -224,7 +228,8 @@ def _message(run: InProcess, results: Sequence[Result], failed: Sequence[Result]
         proposed, last = judged_as_declared(first, judged_again)
     heading = f"{JUDGED_AGAIN}:" if last.conforms else PASTE
     heading = heading.format(place=run.contract.place, judged=case.id)
-    proposal = proposal_lines(proposed, conforms=last.conforms) + ([heading, proposed.text] if proposed else [])
+    text = proposed.json_text if run.contract.origin.startswith(PREFIX) else proposed.text
+    proposal = proposal_lines(proposed, conforms=last.conforms) + ([heading, text] if proposed else [])
     unexplained = [r for r in failed if not proposed.explains(r)]
     text = failure_message(unexplained, None if last.conforms else explanation.diagnosis, proposal)
     return text if explanation.note in text else f"{text}\n\n{explanation.note}"

@@ -1,7 +1,7 @@
 """One check of a law in a new process, for devices that forks cannot use.
 
-``python -m attnspec.conformance.running.trial_call`` reads the call, imports the backend and makes the call. Its exit
-status says whether it crashed.
+``python -m attnspec.conformance.running.trial_call ANSWER`` reads the call, imports the backend and makes it. Then it
+writes to the file descriptor ANSWER that it did not crash.
 """
 
 import os
@@ -30,27 +30,34 @@ def end_in_new_process(
     """Check a law in a new process, which imports the backend; return its crash or timeout."""
     checks = [(check.law.id, check.name) for check in law_checks]
     where = subject.contract.origin, subject.operation.name, subject.dtype, subject.device
+    answer, theirs = os.pipe()
     process = launch(
         "attnspec.conformance.running.trial_call",
+        str(theirs),
         sandbox=False,  # a sandbox around this process holds its children, too
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        pass_fds=[theirs],
     )
-    try:
-        process.communicate(pickle.dumps((*where, checks, arguments.values_by_name, seed)), IMPORT_SECONDS + seconds)
-    except subprocess.TimeoutExpired:
-        return hang_of(seconds)
-    except BrokenPipeError:
-        process.wait()
-    finally:
-        process.end()
-    return crash_of(process.returncode)
+    os.close(theirs)
+    with open(answer, "rb", buffering=0) as pipe:
+        try:
+            request = pickle.dumps((*where, checks, arguments.values_by_name, seed))
+            process.communicate(request, IMPORT_SECONDS + seconds)
+        except subprocess.TimeoutExpired:
+            return hang_of(seconds)
+        except BrokenPipeError:
+            process.wait()
+        finally:
+            process.end()
+        return crash_of(process.returncode, pipe)
 
 
 def main() -> None:
     """Make the call that standard input describes."""
     die_with_parent()
+    os.set_inheritable(int(sys.argv[1]), False)
     backend, operation, dtype, device, checks, values, seed = pickle.load(sys.stdin.buffer)
     try:
         contract = contract_of(loaded := load(backend), backend, device)
@@ -61,7 +68,8 @@ def main() -> None:
             if check.concerns(subject.operation):
                 Search(subject, check, arguments, unknown, seed, lambda law, what: None).failure(arguments)
     finally:
-        os._exit(FINISHED)
+        os.write(int(sys.argv[1]), FINISHED)
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Verdicts on their way to the controlling process, and cases whose worker died."""
 
-import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ import pytest
 
 from attnspec.conformance.explaining.explanations import Explanation
 from attnspec.conformance.judging.extent import Extent
-from attnspec.conformance.judging.foreign_calls import printable
+from attnspec.conformance.judging.foreign_calls import printable, signal_name
 from attnspec.conformance.judging.results import JUDGE_LOST, Result
 from attnspec.conformance.running.keys import LEFT_PROPERTY
 
@@ -140,5 +139,5 @@ def _how_it_ended(node: Any) -> str:
     status = None if node is None else node.gateway._io.wait()
     if status is None or status >= 0:
         return f"ended with status {status}"
-    name = signal.Signals(-status).name
+    name = signal_name(-status)
     return f"was ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
