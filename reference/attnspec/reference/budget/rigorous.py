@@ -9,7 +9,15 @@ from typing import Any, Self
 import numpy as np
 
 from attnspec.reference.budget.error_array import UNKNOWN, Approximate
-from attnspec.reference.budget.numbers import SINGLE, Numbers, Softmax, growth, magnitudes_product, singly_multiplied
+from attnspec.reference.budget.numbers import (
+    SINGLE,
+    Numbers,
+    Softmax,
+    as_double,
+    growth,
+    magnitudes_product,
+    singly_multiplied,
+)
 from attnspec.reference.budget.softmax import (
     LARGEST_EXPONENT,
     WeightErrors,
@@ -177,7 +185,7 @@ class Rigorous(Approximate):
         n·m·d_v terms.
         """
         p, w = self.precision, a.weights
-        alpha, v = a.value, b.value
+        alpha, v, value = (as_double(x) for x in (a.value, b.value, value))
         reached = w.attendable.any(-2)[..., None]  # keys that some query may attend to
         all_reached = bool(reached.size and reached.all())
 
