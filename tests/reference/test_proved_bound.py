@@ -1,8 +1,8 @@
 """The computed bound is the proved one, and honest kernels stay within it."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import attnspec.reference.budget as budgets
 from attnspec.reference import REFERENCE
 from attnspec.reference.attention import scaled_dot_product_attention
-from attnspec.reference.budget import Judged, Rigorous, judged
+from attnspec.reference.budget import Judged, Rigorous, judged, numbers, oracle_dtype
 from attnspec.reference.budget.numbers import growth
 from attnspec.reference.budget.softmax import MANY_WEIGHTS
 from attnspec.spec.contract.precision import CLASSES, Precision
@@ -48,7 +48,8 @@ class Inputs:
 
     def single(self) -> "Inputs":
         """A batch with one query and one coordinate of the values each."""
-        q, k, v = self.query[:, :, None, None], self.key[:, None, None], np.swapaxes(self.value, 1, 2)[:, None, ..., None]
+        columns = np.swapaxes(self.value, 1, 2)[:, None, ..., None]
+        q, k, v = self.query[:, :, None, None], self.key[:, None, None], columns
         arrays = (q, k, v, self.attendable[:, :, None, :, None])
         batch = np.broadcast_shapes(*(x.shape[:3] for x in arrays))
         arrays = [np.broadcast_to(x, batch + x.shape[3:]).reshape(-1, *x.shape[3:]) for x in arrays]
@@ -70,9 +71,9 @@ class Inputs:
         }
         statement = Statement({**numbers, "q": q, "k": k, "v": v, "A": single.attendable}, texts)
         # The budget allows weights exp(e − log Σ exp e), which share the error of the rounded logarithm. It is exact
-        # where the exponentials sum to 1 in double precision.
-        exponentials = np.exp(statement["shifted"].astype(np.float64))
-        total = np.where(single.attendable, exponentials, 0).sum(1, keepdims=True)
+        # where the exponentials, in the oracle's dtype, sum to 1 in double precision.
+        shifted = np.where(single.attendable, statement["shifted"], -np.inf).astype(oracle_dtype(p.dtype))
+        total = np.exp(shifted).sum(1, keepdims=True).astype(np.float64)
         logarithm = np.where(total == 1, 0, np.abs(statement["highest"] + np.log(total)))
         statement.values["lambda"] = 2 * p.accumulation * logarithm
         return statement
@@ -101,15 +102,39 @@ def decades(rng: np.random.Generator, p: Precision, count: int) -> Array:
     return rng.uniform(np.log10(p.output_smallest), np.log10(p.largest) - 4, (count, 1, 1))
 
 
-def draws(seed: int, shapes: int, count: int) -> Iterator[Inputs]:
+def cancelling(rng: np.random.Generator, name: str, count: int, n: int = 2, d_v: int = 2) -> Inputs:
+    """Inputs whose products are much larger than the scores of the first query, which may err by up to 100.
+
+    Values are the sum of an offset and a small part, or span many decades.
+    """
+    dtype, p = DTYPES[name], CLASSES[name]
+    d, m = int(rng.choice([2, 5])), int(rng.choice([2, 3, 20]))
+    largest = 1e3 if name == "mixed-float16" else np.inf
+    size = np.minimum(np.sqrt(10 ** rng.uniform(-3, 2, (count, 1, 1)) / 20 / p.accumulation), largest)
+    query, key = size * rng.standard_normal((count, n, d)), size * rng.standard_normal((count, m, d))
+    first = query[:, :1]
+    gaps = rng.uniform(-150, 0, (count, m, 1)) * rng.random((count, 1, 1))
+    key += (gaps - (key * first).sum(-1, keepdims=True)) * first / (first**2).sum(-1, keepdims=True)
+    value = rng.choice([0, 3]) + rng.standard_normal((count, m, d_v)) * 10 ** rng.uniform(-4, 0, (count, 1, 1))
+    if rng.random() < 0.3:
+        value = value * 10 ** rng.uniform(np.log10(p.output_smallest) / 4, 0, value.shape)
+    attendable = rng.random((count, rng.choice([1, n]), m)) < rng.choice([1.0, 0.5])
+    attendable[:, :, 0] = True
+    key *= np.where(attendable.any(1), 1, 8)[..., None]
+    return Inputs(p, query.astype(dtype), key.astype(dtype), value.astype(dtype), attendable)
+
+
+def draws(seed: int, shapes: int, count: int, kind: Callable[..., Inputs] = draw, **sizes: int) -> Iterator[Inputs]:
     rng = np.random.default_rng(seed)
     for i in range(shapes):
-        yield draw(rng, [*DTYPES][i % len(DTYPES)], count)
+        yield kind(rng, [*DTYPES][i % len(DTYPES)], count, **sizes)
 
 
 def ratios(inputs: Inputs, monkeypatch: pytest.MonkeyPatch, texts: dict[str, str] | None = None) -> Array:
     """Computed bounds divided by the proved ones."""
-    ratio: Array = inputs.bound(monkeypatch).budget.ravel() / inputs.statement(texts)["result_bound"].ravel()
+    with np.errstate(over="ignore", invalid="ignore"):  # of masked keys, whose numbers are left out
+        proved = inputs.statement(texts)["result_bound"].ravel()
+    ratio: Array = inputs.bound(monkeypatch).budget.ravel() / proved
     return ratio
 
 
@@ -168,10 +193,33 @@ def test_no_constant_of_the_statement_can_change(
 def test_the_bound_of_many_weights_is_at_least_the_proved_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their squares may underflow in single precision, so the smaller sum of `Pooling.pooling_error` is compared."""
     texts = {**TEXTS, "weighting": "Rmin (sum (fun j => factor j * Rabs (v j - o)) A) farthest"}
-    large = [inputs for inputs in draws(7, 24, 2000) if inputs.query[..., 0].size * inputs.key.shape[1] >= MANY_WEIGHTS]
+    drawn = [*draws(7, 30, 1100), *draws(8, 12, 1700, cancelling)]
+    large = [x for x in drawn if x.query[..., 0].size * x.key.shape[1] >= MANY_WEIGHTS]
     assert len(large) > 5
     for inputs in large:
         assert ratios(inputs, monkeypatch, texts).min() >= 1 - 2.0**-50
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["double", "single"])
+def test_the_bound_where_scores_cancel_is_large_enough(single: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at most: where α is nearly 1, |v − o| cancels, and so does the sum of its squares.
+
+    Larger matrices are multiplied in single precision.
+    """
+    sizes = {"n": 32, "d_v": 32} if single else {}
+    monkeypatch.setattr(numbers, "SINGLE_PRODUCTS", 1 if single else numbers.SINGLE_PRODUCTS)
+    for inputs in draws(5, 24 if single else 40, 3 if single else 100, cancelling, **sizes):
+        assert ratios(inputs, monkeypatch).min() >= 1 - 2.0**-50
+
+
+def test_weights_whose_format_loses_all_of_them_have_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 2⁻⁹ for 200 weights: their rounded sum may be 0."""
+    inputs = next(draws(0, 1, 4, cancelling))
+    inputs.key, inputs.value = np.zeros((4, 200, inputs.key.shape[-1])), np.ones((4, 200, 1))
+    inputs.attendable = np.ones((4, 1, 200), bool)
+    inputs.precision = replace(inputs.precision, weights_smallest=2.0**-9)
+    assert inputs.statement()["lost"] > 1
+    assert np.isinf(inputs.bound(monkeypatch).budget).all()
 
 
 # Honest kernels -------------------------------------------------------------------------------------------------------
@@ -249,7 +297,7 @@ KERNELS = [
 
 def test_honest_kernels_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = dict.fromkeys(KERNELS, 0.0)
-    for inputs in draws(3, 100, 100):
+    for inputs in [*draws(3, 100, 100), *draws(4, 40, 100, cancelling)]:
         bound = inputs.bound(monkeypatch)
         for kernel in KERNELS:
             error = np.abs(kernel(inputs.single()) - bound.value.ravel())
@@ -271,6 +319,24 @@ def test_a_kernel_may_divide_by_the_sum_of_rounded_weights(monkeypatch: pytest.M
     unit = 2.0**-8 * bound.value[0, 0, 0]
     error = abs(float(Kernel(sums="rounded")(inputs)[0]) - bound.value[0, 0, 0])
     assert 2.7 * unit < error < bound.budget[0, 0, 0] < 3.1 * unit
+
+
+@pytest.mark.parametrize("size", [1e-290, 1e-200, 1e-150, 1.0, 1e155, 1e200, 1e290])
+@pytest.mark.parametrize("other", [False, True], ids=["", "another query has larger values"])
+def test_values_may_have_any_magnitude(size: float, other: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Squares of double precision hold half of its exponents; scores of 10⁵ cancel here."""
+    a = 1000 / 3
+    query, key = np.array([[[a, a]]]), np.array([[[0, 0], [a, -a + 1e-3 / 3], [0, 0]]])
+    mask = np.array([[[True, True, False]]])
+    if other:
+        query, mask = np.repeat(query, 2, 1), np.array([[[True, True, False], [False, False, True]]])
+    value = np.array([[[size], [-2 * size], [max(size, 1.0)]]])
+    inputs = Inputs(CLASSES["ieee64"], query, key, value, mask)
+    bound, proved = inputs.bound(monkeypatch), inputs.statement()["result_bound"].ravel()
+    error = np.abs(Kernel(scale="division", exponential="exp")(inputs.single()) - bound.value.ravel())
+    assert (error <= proved).all()
+    assert error[0] / proved[0] > 0.01
+    assert 1 - 2.0**-50 <= bound.budget[0, 0, 0] / proved[0] <= (3 if other and size < 1 else LARGEST_RATIO)
 
 
 def test_a_key_whose_weight_underflows_may_have_half_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
