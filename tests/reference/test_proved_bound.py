@@ -22,6 +22,9 @@ from tests.statement import Statement, definitions
 
 Array = np.ndarray[Any, Any]
 DTYPES = {"ieee32": np.float32, "ieee64": np.float64, "mixed-float16": np.float16, "mixed-bfloat16": ml_dtypes.bfloat16}
+MASKED = {"ieee32": 1e6, "ieee64": 1e15, "mixed-float16": 8.0, "mixed-bfloat16": 1e6}
+"""Factor of masked keys: errors of their scores are so large that they would matter."""
+
 LARGEST_RATIO = 1.002
 """Largest quotient of computed and proved bound, since the computed one includes the oracle's roundings."""
 
@@ -79,11 +82,11 @@ class Inputs:
         return statement
 
 
-def draw(rng: np.random.Generator, name: str, count: int) -> Inputs:
+def draw(rng: np.random.Generator, name: str, count: int, n: int = 0, d_v: int = 0) -> Inputs:
     """Inputs of one shape: scores and values of any size, some tiny; masked keys have the largest scores."""
     dtype, p = DTYPES[name], CLASSES[name]
     d, m = int(rng.choice([1, 2, 5, 16, 64])), int(rng.choice([1, 2, 3, 8, 60, 300]))
-    n, d_v = int(rng.choice([1, 1, 3])) if m < 300 else 1, int(rng.choice([1, 1, 2]))
+    n, d_v = n or (int(rng.choice([1, 1, 3])) if m < 300 else 1), d_v or int(rng.choice([1, 1, 2]))
     size = 10 ** rng.uniform(-2, 1.5, (count, 1, 1))
     query, key = size * rng.standard_normal((count, n, d)), rng.standard_normal((count, m, d))
     sizes = 10 ** np.where(rng.random((count, 1, 1)) < 0.7, rng.uniform(-3, 3, (count, 1, 1)), decades(rng, p, count))
@@ -93,7 +96,7 @@ def draw(rng: np.random.Generator, name: str, count: int) -> Inputs:
     # A mask of one row is that of all queries.
     attendable = rng.random((count, rng.choice([1, n]), m)) < rng.choice([1.0, 0.5])
     attendable[np.arange(count), :, rng.integers(0, m, count)] = True
-    key *= np.where(attendable.any(1), 1, 8)[..., None]
+    key *= np.where(attendable.any(1), 1, MASKED[name])[..., None]
     return Inputs(p, query.astype(dtype), key.astype(dtype), value.astype(dtype), attendable)
 
 
@@ -117,10 +120,10 @@ def cancelling(rng: np.random.Generator, name: str, count: int, n: int = 2, d_v:
     key += (gaps - (key * first).sum(-1, keepdims=True)) * first / (first**2).sum(-1, keepdims=True)
     value = rng.choice([0, 3]) + rng.standard_normal((count, m, d_v)) * 10 ** rng.uniform(-4, 0, (count, 1, 1))
     if rng.random() < 0.3:
-        value = value * 10 ** rng.uniform(np.log10(p.output_smallest) / 4, 0, value.shape)
+        value = value * 10 ** rng.uniform(np.log10(p.output_smallest) / 2, 0, value.shape)
     attendable = rng.random((count, rng.choice([1, n]), m)) < rng.choice([1.0, 0.5])
     attendable[:, :, 0] = True
-    key *= np.where(attendable.any(1), 1, 8)[..., None]
+    key *= np.where(attendable.any(1), 1, MASKED[name])[..., None]
     return Inputs(p, query.astype(dtype), key.astype(dtype), value.astype(dtype), attendable)
 
 
@@ -202,14 +205,19 @@ def test_the_bound_of_many_weights_is_at_least_the_proved_one(monkeypatch: pytes
 
 @pytest.mark.parametrize("single", [False, True], ids=["double", "single"])
 def test_the_bound_where_scores_cancel_is_large_enough(single: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at most: where α is nearly 1, |v − o| cancels, and so does the sum of its squares.
+    """Where α is nearly 1, |v − o| cancels, and so does the sum of its squares: then the farthest value limits W.
 
     Larger matrices are multiplied in single precision.
     """
     sizes = {"n": 32, "d_v": 32} if single else {}
     monkeypatch.setattr(numbers, "SINGLE_PRODUCTS", 1 if single else numbers.SINGLE_PRODUCTS)
+    largest = {**TEXTS, "weighting": "farthest", "mass": "maximum (fun j => Rabs (v j)) A"}
+    if single:
+        assert all(ratios(inputs, monkeypatch).min() >= 1 - 2.0**-50 for inputs in draws(6, 16, 1, **sizes))
     for inputs in draws(5, 24 if single else 40, 3 if single else 100, cancelling, **sizes):
         assert ratios(inputs, monkeypatch).min() >= 1 - 2.0**-50
+        if not single and inputs.attendable.shape[1] == 1:
+            assert ratios(inputs, monkeypatch, largest).max() <= LARGEST_RATIO
 
 
 def test_weights_whose_format_loses_all_of_them_have_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +338,7 @@ def test_values_may_have_any_magnitude(size: float, other: bool, monkeypatch: py
     mask = np.array([[[True, True, False]]])
     if other:
         query, mask = np.repeat(query, 2, 1), np.array([[[True, True, False], [False, False, True]]])
-    value = np.array([[[size], [-2 * size], [max(size, 1.0)]]])
+    value = np.array([[[size], [0.0 if other else -2 * size], [max(size, 1.0)]]])
     inputs = Inputs(CLASSES["ieee64"], query, key, value, mask)
     bound, proved = inputs.bound(monkeypatch), inputs.statement()["result_bound"].ravel()
     error = np.abs(Kernel(scale="division", exponential="exp")(inputs.single()) - bound.value.ravel())
@@ -339,15 +347,41 @@ def test_values_may_have_any_magnitude(size: float, other: bool, monkeypatch: py
     assert 1 - 2.0**-50 <= bound.budget[0, 0, 0] / proved[0] <= (3 if other and size < 1 else LARGEST_RATIO)
 
 
-def test_a_key_whose_weight_underflows_may_have_half_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("infinite", [False, True], ids=["", "another query is infinite"])
+def test_a_key_whose_weight_underflows_may_have_half_the_weight(
+    infinite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two products of 2³⁵ cancel: their score is −1,238, and 0 in float32."""
-    query = np.array([[[12082759, 16396293]]], np.float32) / 64
+    query = np.array([[[12082759, 16396293], [np.inf, 1]]], np.float32)[:, : 2 if infinite else 1] / 64
     key = np.array([[[0, 0], [12582038, -9271958]]], np.float32) / 64
-    inputs = Inputs(CLASSES["ieee32"], query, key, np.array([[[1], [2]]], np.float32), np.ones((1, 1, 2), bool))
-    bound = inputs.bound(monkeypatch)
+    mask = np.ones((1, query.shape[1], 2), bool)
+    bound = Inputs(CLASSES["ieee32"], query, key, np.array([[[1], [2]]], np.float32), mask).bound(monkeypatch)
     assert bound.value[0, 0, 0] == 1
-    assert Kernel()(inputs)[0] == 1.5
+    assert (
+        Kernel()(Inputs(CLASSES["ieee32"], query[:, :1], key, np.array([[[1], [2]]], np.float32), mask[:, :1])) == 1.5
+    )
     assert 1 <= bound.budget[0, 0, 0] < 1.001
+    assert np.isinf(bound.budget[0, 1:]).all()
+
+
+def test_large_errors_of_many_weights_have_a_small_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores of 300 keys may err by 1.3, but only one value is not 0. A kernel errs most where that one key does."""
+    key = np.tile(np.array([2.0**21, -(2.0**21)], np.float32), (1, 300, 1))
+    value = np.zeros((1, 300, 1), np.float32)
+    value[0, 7] = 1
+    inputs = Inputs(CLASSES["ieee32"], np.full_like(key[:, :1], 2.5), key, value, np.ones((1, 1, 300), bool))
+    assert 1 < inputs.statement()["delta"].max() < 2
+    assert inputs.bound(monkeypatch).budget[0, 0, 0] < 0.5
+    assert agrees(inputs, ratios(inputs, monkeypatch))
+
+
+def test_a_large_error_of_the_largest_weight_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first score may err by 3, the other is less by 70."""
+    query = np.array([[[2, 2]]], np.float32)
+    key = np.array([[[2.0**21, -(2.0**21)], [-50, 0]]], np.float32)
+    inputs = Inputs(CLASSES["ieee32"], query, key, np.array([[[1], [0]]], np.float32), np.ones((1, 1, 2), bool))
+    assert 1 < inputs.statement()["delta"].max() < 8
+    assert inputs.bound(monkeypatch).budget[0, 0, 0] < 1e-5
 
 
 def test_a_row_without_keys_has_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
