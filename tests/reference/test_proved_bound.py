@@ -16,6 +16,7 @@ from attnspec.reference.attention import scaled_dot_product_attention
 from attnspec.reference.budget import Judged, Rigorous, judged, numbers, oracle_dtype
 from attnspec.reference.budget.numbers import growth
 from attnspec.reference.budget.softmax import MANY_WEIGHTS
+from attnspec.reference.normalization import softmax
 from attnspec.spec.contract.precision import CLASSES, Precision
 from tests.modules import ROOT
 from tests.statement import Statement, definitions
@@ -362,6 +363,13 @@ def test_a_key_whose_weight_underflows_may_have_half_the_weight(
     )
     assert 1 <= bound.budget[0, 0, 0] < 1.001
     assert np.isinf(bound.budget[0, 1:]).all()
+
+
+def test_a_score_of_minus_infinity_has_weight_0_unless_its_error_is_unknown() -> None:
+    """The error is unknown where a query or key is infinite."""
+    for error, known in ((1e-6, True), (np.inf, True), (np.nan, False)):
+        scores = Rigorous(np.array([[0, -np.inf]]), np.array([[1e-6, error]]), CLASSES["ieee32"])
+        assert np.isfinite(softmax(scores).error).all() == known
 
 
 def test_large_errors_of_300_scores_have_a_small_effect(monkeypatch: pytest.MonkeyPatch) -> None:
