@@ -32,7 +32,10 @@ LARGEST_RATIO = 1.002
 
 @dataclass
 class Inputs:
-    """Queries (batch, n, d), keys (batch, m, d), values (batch, m, d_v) and the attendable keys (batch, n, m)."""
+    """Arguments of attention, and the attendable keys of every query.
+
+    Shapes are (batch, n, d), (batch, m, d), (batch, m, d_v) and (batch, n, m).
+    """
 
     precision: Precision
     query: Array
@@ -56,11 +59,11 @@ class Inputs:
         q, k, v = self.query[:, :, None, None], self.key[:, None, None], columns
         arrays = (q, k, v, self.attendable[:, :, None, :, None])
         batch = np.broadcast_shapes(*(x.shape[:3] for x in arrays))
-        arrays = [np.broadcast_to(x, batch + x.shape[3:]).reshape(-1, *x.shape[3:]) for x in arrays]
-        return Inputs(self.precision, *arrays)
+        flat = [np.broadcast_to(x, batch + x.shape[3:]).reshape(-1, *x.shape[3:]) for x in arrays]
+        return Inputs(self.precision, *flat)
 
     def statement(self, texts: dict[str, str] | None = None) -> Statement:
-        """The proved bound, in long doubles, whose exponents are wide enough for squares and exponentials."""
+        """The proved bound in long doubles, which hold squares and exponentials."""
         p, single = self.precision, self.single()
         q, k, v = (x.astype(np.longdouble) for x in (single.query, single.key, single.value))
         numbers = {
@@ -84,7 +87,7 @@ class Inputs:
 
 
 def draw(rng: np.random.Generator, name: str, count: int, n: int = 0, d_v: int = 0) -> Inputs:
-    """Inputs of one shape: scores and values of any size, some tiny; masked keys have the largest scores."""
+    """Inputs of one shape. Scores and values have any size; those of masked keys are largest."""
     dtype, p = DTYPES[name], CLASSES[name]
     d, m = int(rng.choice([1, 2, 5, 16, 64])), int(rng.choice([1, 2, 3, 8, 60, 300]))
     n, d_v = n or (int(rng.choice([1, 1, 3])) if m < 300 else 1), d_v or int(rng.choice([1, 1, 2]))
@@ -102,12 +105,12 @@ def draw(rng: np.random.Generator, name: str, count: int, n: int = 0, d_v: int =
 
 
 def decades(rng: np.random.Generator, p: Precision, count: int) -> Array:
-    """Powers of ten of values, from the smallest normal number to nearly the largest number of a class."""
+    """Powers of ten, from the smallest normal number to nearly the largest number."""
     return rng.uniform(np.log10(p.output_smallest), np.log10(p.largest) - 4, (count, 1, 1))
 
 
 def cancelling(rng: np.random.Generator, name: str, count: int, n: int = 2, d_v: int = 2) -> Inputs:
-    """Inputs whose products are much larger than the scores of the first query, which may err by up to 100.
+    """Inputs whose products cancel: scores of the first query may err by up to 100.
 
     Values are the sum of an offset and a small part, or span many decades.
     """
@@ -128,7 +131,7 @@ def cancelling(rng: np.random.Generator, name: str, count: int, n: int = 2, d_v:
     return Inputs(p, query.astype(dtype), key.astype(dtype), value.astype(dtype), attendable)
 
 
-def draws(seed: int, shapes: int, count: int, kind: Callable[..., Inputs] = draw, **sizes: int) -> Iterator[Inputs]:
+def draws(seed: int, shapes: int, count: int, kind: Callable[..., Inputs] = draw, **sizes: Any) -> Iterator[Inputs]:
     rng = np.random.default_rng(seed)
     for i in range(shapes):
         yield kind(rng, [*DTYPES][i % len(DTYPES)], count, **sizes)
@@ -206,11 +209,11 @@ def test_the_bound_of_many_weights_is_at_least_the_proved_one(monkeypatch: pytes
 
 @pytest.mark.parametrize("single", [False, True], ids=["double", "single"])
 def test_the_bound_where_scores_cancel_is_large_enough(single: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where α is nearly 1, |v − o| cancels, and so does the sum of its squares: then the farthest value limits W.
+    """The farthest value limits W where the sum of squares cancels.
 
     Larger matrices are multiplied in single precision.
     """
-    sizes = {"n": 32, "d_v": 32} if single else {}
+    sizes: dict[str, Any] = {"n": 32, "d_v": 32} if single else {}
     monkeypatch.setattr(numbers, "SINGLE_PRODUCTS", 1 if single else numbers.SINGLE_PRODUCTS)
     largest = {**TEXTS, "weighting": "farthest", "mass": "maximum (fun j => Rabs (v j)) A"}
     if single:
@@ -369,7 +372,8 @@ def test_a_score_of_minus_infinity_has_weight_0_unless_its_error_is_unknown() ->
     """The error is unknown where a query or key is infinite."""
     for error, known in ((1e-6, True), (np.inf, True), (np.nan, False)):
         scores = Rigorous(np.array([[0, -np.inf]]), np.array([[1e-6, error]]), CLASSES["ieee32"])
-        assert np.isfinite(softmax(scores).error).all() == known
+        weights: Any = softmax(scores)  # type: ignore[arg-type]
+        assert np.isfinite(weights.error).all() == known
 
 
 def test_large_errors_of_300_scores_have_a_small_effect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_small_rows_beside_large_ones_keep_their_digits() -> None:
 
 
 def test_products_that_underflow_in_single_precision_are_not_lost() -> None:
-    """Each row and each column has a number of 1, but only two numbers of 2⁻¹⁰⁰ meet."""
+    """Rows and columns hold a 1, but only numbers of 2⁻¹⁰⁰ meet."""
     left, right = (np.zeros(x.shape) for x in matrices())
     left[..., 0], right[..., 1, :] = 1, 1
     left[..., 2], right[..., 2, :] = 2.0**-100, 2.0**-100
