@@ -834,3 +834,116 @@ End Attention.
 (** A row without attendable keys: the exact result is 0, and a kernel that returns 0 does not err. *)
 Theorem empty_row d q k v : o d q k v [] = 0.
 Proof. reflexivity. Qed.
+
+(** * Limits
+
+    The limits of a kernel's definition are reached, so that none of its premises can be made stricter unnoticed: one query
+    of one feature, an attendable key 0, a masked key 1 in every sum, and all roundings as large as allowed. *)
+Section Limits.
+Variables (u smallest omega weights_smallest lambda shift : R) (v : nat -> R).
+Hypothesis u_pos : 0 < u < 1.
+Hypothesis smallest_pos : 0 <= smallest.
+Hypothesis omega_pos : 0 <= omega.
+Hypothesis weights_smallest_pos : 0 <= weights_smallest.
+Hypothesis lambda_pos : 0 <= lambda.
+Hypothesis shift_small : Rabs shift <= 1 / 4.
+
+Definition up (a b x : R) : R := x + (a * Rabs x + b).
+Definition only_first (x : R) (j : nat) : R := match j with O => x | S _ => 0 end.
+Definition one (_ : nat) : R := 1.
+
+Definition score_scaled_after : R := up (4 * u) smallest (up u smallest (1 * 1) / sqrt (INR 1)).
+Definition score_scaled_before : R := up u smallest (up u 0 (1 / sqrt (INR 1) * (1 + 3 * u)) * 1).
+Definition weight (e : R) : R := up (4 * u) smallest (exp (up (3 * u) (3 * smallest) (e - (e + shift)))).
+Definition stored_weight (w : R) : R := up omega weights_smallest w.
+Definition sum_with_masked (x : R) : R := up u 0 (x + 0).
+Definition pooled (x : R) : R := up u smallest (up u smallest (x * v 0%nat) + up u smallest (0 * v 1%nat)).
+Definition pooled_fused (x : R) : R := up u smallest (x * v 0%nat + up u smallest (0 * v 1%nat)).
+Definition divided (n : nat) (x : R) : R := x * / (1 - u) ^ n * (1 + lambda) + smallest.
+
+Lemma up_rounded a b x : 0 <= a -> 0 <= b -> rounded a b x (up a b x).
+Proof.
+  intros. unfold rounded, up. replace (x + (a * Rabs x + b) - x) with (a * Rabs x + b) by ring.
+  rewrite Rabs_pos_eq; [lra|]. pose proof (Rabs_pos x). nra.
+Qed.
+
+Lemma up_nonneg a b x : 0 <= a -> 0 <= b -> 0 <= x -> 0 <= up a b x.
+Proof. intros. unfold up. pose proof (Rabs_pos x). nra. Qed.
+
+Lemma divided_quotient n x : quotient u smallest n lambda x (divided n x).
+Proof.
+  assert (P : 0 < (1 - u) ^ n <= 1).
+  { split; [apply pow_lt; lra|]. apply Rle_trans with (1 ^ n); [apply pow_incr; lra|rewrite pow1; lra]. }
+  assert (I : / 1 <= / (1 - u) ^ n) by (apply Rinv_le_contravar; lra). rewrite Rinv_1 in I.
+  exists (/ (1 - u) ^ n), smallest. rewrite (Rabs_pos_eq smallest) by auto. repeat split; lra.
+Qed.
+
+Let key_scores e := scores u smallest 1 one (fun _ => one) [0%nat] (only_first e).
+Let any_kernel := kernel u smallest omega weights_smallest lambda 1 2 one (fun _ => one) v [0%nat] [1%nat].
+
+Lemma scores_at_limits : key_scores score_scaled_after /\ key_scores score_scaled_before.
+Proof.
+  split.
+  - apply scaled_after. intros j [<-|[]]. exists (Term 0), (up u smallest (1 * 1)). split; [apply Permutation_refl|].
+    split; [apply dot_term|]; apply up_rounded; lra.
+  - apply (scaled_before _ _ _ _ _ _ _ (fun _ => up u 0 (1 / sqrt (INR 1) * (1 + 3 * u))) (3 * u)).
+    + rewrite Rabs_pos_eq; lra.
+    + intros c _. apply up_rounded; lra.
+    + intros j [<-|[]]. exists (Term 0). split; [apply Permutation_refl|]. apply dot_term, up_rounded; lra.
+Qed.
+
+Lemma exponentials_at_limits e : key_scores e ->
+  exponentials u smallest 1 one (fun _ => one) [0%nat] [1%nat] (only_first e) (e + shift) (only_first (weight e)).
+Proof.
+  intros S. split; [exact S| | |intros j [<-|[]]; reflexivity].
+  - simpl. replace (e + shift - e) with shift by ring. exact shift_small.
+  - intros j [<-|[]]. exists (up (3 * u) (3 * smallest) (e - (e + shift))). split; [apply up_rounded; lra|].
+    simpl. split; [|apply up_rounded; lra]. apply up_nonneg; try lra. left. apply exp_pos.
+Qed.
+
+Lemma stored_at_limits x : stored omega weights_smallest [0%nat] [1%nat] (only_first x) (only_first (stored_weight x)).
+Proof. split; intros j [<-|[]]; [apply up_rounded; lra|reflexivity]. Qed.
+
+Lemma over_both_keys t : terms t = [0%nat; 1%nat] -> over_keys 2 [0%nat] [1%nat] t.
+Proof. intros E. exists [1%nat]. rewrite E. repeat split; auto with datatypes. Qed.
+
+Lemma sum_at_limits x : total u (only_first x) (Plus (Term 0) (Term 1)) (sum_with_masked x).
+Proof. apply (total_plus _ _ _ _ x 0); [apply total_term|apply total_term|apply up_rounded; lra]. Qed.
+
+Theorem divides_after_at_limits e s : e = score_scaled_after \/ e = score_scaled_before ->
+  s = weight e \/ s = stored_weight (weight e) ->
+  any_kernel (divided 3 (pooled (stored_weight (weight e)) / sum_with_masked s)).
+Proof.
+  intros E S. assert (K : key_scores e) by (destruct scores_at_limits; destruct E; subst; auto).
+  apply (divides_after _ _ _ _ _ _ _ _ _ _ _ _ (only_first e) (e + shift) (only_first (weight e))
+    (only_first (stored_weight (weight e))) (only_first s) (Plus (Term 0) (Term 1)) (Plus (Term 0) (Term 1))
+    (pooled (stored_weight (weight e))) (sum_with_masked s) lambda).
+  - apply exponentials_at_limits, K.
+  - apply stored_at_limits.
+  - intros j [<-|[]]. do 2 (apply up_nonneg; try lra). left. apply exp_pos.
+  - destruct S; subst; auto.
+  - apply over_both_keys. reflexivity.
+  - apply sum_at_limits.
+  - apply over_both_keys. reflexivity.
+  - eapply dot_plus; [apply dot_term|apply dot_term|]; apply up_rounded; lra.
+  - rewrite Rabs_pos_eq; lra.
+  - apply divided_quotient.
+Qed.
+
+Theorem divides_before_at_limits e : e = score_scaled_after \/ e = score_scaled_before ->
+  any_kernel (pooled_fused (stored_weight (divided 2 (weight e / sum_with_masked (weight e))))).
+Proof.
+  intros E. assert (K : key_scores e) by (destruct scores_at_limits; destruct E; subst; auto).
+  set (a := divided 2 (weight e / sum_with_masked (weight e))).
+  apply (divides_before _ _ _ _ _ _ _ _ _ _ _ _ (only_first e) (e + shift) (only_first (weight e))
+    (only_first a) (only_first (stored_weight a)) (Fused (Term 1) 0) (Plus (Term 0) (Term 1)) (sum_with_masked (weight e)) lambda).
+  - apply exponentials_at_limits, K.
+  - apply over_both_keys. reflexivity.
+  - apply sum_at_limits.
+  - rewrite Rabs_pos_eq; lra.
+  - intros j [<-|[]]. apply divided_quotient.
+  - apply stored_at_limits.
+  - apply over_both_keys. reflexivity.
+  - eapply dot_fused; [apply dot_term|]; apply up_rounded; lra.
+Qed.
+End Limits.

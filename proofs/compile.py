@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -17,10 +18,21 @@ ALLOWED = (
 )
 """Axioms of Coq's real numbers; theorems may use no others."""
 
-UNPROVED = re.compile(r"\b(Admitted|admit|Axioms?|Parameters?|Conjecture|Abort|bypass_check|Unset Guard Checking)\b")
+UNPROVED = re.compile(
+    r"\b(Admit\w*|admit|give_up|Axioms?|Parameters?|Conjectures?|Abort|bypass_check"
+    r"|Unset\s+[\w\s]*Checking|Type In Type)\b"
+)
 """Commands that assume a statement or skip a check."""
 
+UNCHECKED = re.compile(r"^.*(?:is assumed to be|relies on).*$", re.MULTILINE)
+"""Lines by which ``Print Assumptions`` reports definitions whose check was skipped."""
+
 THEOREM = re.compile(r"^(?:Theorem|Corollary) (\w+)", re.MULTILINE)
+
+DEFINITION = re.compile(r"^(?:Definition|Fixpoint|Inductive|Record) (\w+)", re.MULTILINE)
+
+STATED = ("Rounding.v", "Bound.v")
+"""Files whose definitions are printed, since the bound's statement consists of them."""
 
 SECONDS = 120
 """Time limit for all files together."""
@@ -51,14 +63,19 @@ def unproved() -> list[str]:
     return [f"{name}: {match}" for name in files() for match in UNPROVED.findall(code(name))]
 
 
+def named(pattern: re.Pattern[str], among: Iterable[str]) -> list[str]:
+    """Return what a pattern names in the files ``among``, with their modules."""
+    return [f"{Path(name).stem}.{found}" for name in among for found in pattern.findall(code(name))]
+
+
 def theorems() -> list[str]:
     """Return the names of all theorems, with their modules."""
-    return [f"{Path(name).stem}.{theorem}" for name in files() for theorem in THEOREM.findall(code(name))]
+    return named(THEOREM, files())
 
 
 def assumptions(output: str) -> list[str]:
     """Return the names of the assumptions in what ``Print Assumptions`` has printed."""
-    _, _, listed = output.partition("\nAxioms:\n")
+    _, _, listed = f"\n{output}".partition("\nAxioms:\n")
     return re.findall(r"^([\w.']+)(?=\s*:|$)", listed, re.MULTILINE)
 
 
@@ -76,7 +93,7 @@ def compiled(folder: Path, name: str, deadline: float) -> str:
 
 
 def main() -> None:
-    """Compile all files in a temporary folder, print the theorems, and exit with 1 if they assume more."""
+    """Compile all files in a temporary folder, print definitions and theorems, and exit with 1 if they assume more."""
     if not shutil.which("coqc"):
         sys.exit("proofs: coqc is missing. Debian and Ubuntu have it: apt-get install coq libcoq-flocq")
     if claims := unproved():
@@ -92,12 +109,15 @@ def main() -> None:
         modules = " ".join(Path(name).stem for name in files())
         header = f"From Coq Require Import Reals List Permutation.\nFrom attnspec Require Import {modules}.\n"
         names = theorems()
-        checks = "".join(f"Check {name}.\n" for name in names)
+        checks = "".join(f"Print {name}.\n" for name in named(DEFINITION, STATED))
+        checks += "".join(f"Check {name}.\n" for name in names)
         # One tuple of all theorems, since the assumptions of each take two seconds to collect.
         together = f"Definition theorems := ({', '.join(f'@{name}' for name in names)}).\nPrint Assumptions theorems.\n"
         (folder / "Printed.v").write_text(f"{header}Open Scope R_scope.\n{checks}{together}", "utf-8")
         output = compiled(folder, "Printed.v", start + SECONDS)
     print(output)
+    if unchecked := UNCHECKED.findall(output):
+        sys.exit(f"proofs: nothing may be left unchecked; Coq reports {'; '.join(unchecked)}")
     assumed = sorted(set(assumptions(output)))
     print(f"{len(names)} theorems, in {time.monotonic() - start:.0f} s. They assume: {', '.join(assumed)}")
     if foreign := [name for name in assumed if name not in ALLOWED]:

@@ -18,7 +18,20 @@ def test_nothing_is_assumed() -> None:
     assert COMPILE["unproved"]() == []
 
 
-@pytest.mark.parametrize("command", ["Admitted.", "Axiom a : False.", "Parameter x : R.", "admit."])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "Admitted.",
+        "Admit Obligations.",
+        "Axiom a : False.",
+        "Parameter x : R.",
+        "admit.",
+        "Unset Guard Checking.",
+        "Unset Positivity Checking.",
+        "Local Unset  Universe\nChecking.",
+        "#[bypass_check(guard)]",
+    ],
+)
 def test_assumptions_are_found(command: str) -> None:
     assert COMPILE["UNPROVED"].search(COMPILE["without_comments"](f"(* a (* comment *) *)\n{command}"))
     assert not COMPILE["UNPROVED"].search(COMPILE["without_comments"](f"(* {command} (* inner *) *)"))
@@ -28,7 +41,19 @@ def test_assumptions_are_read_from_what_coq_prints() -> None:
     output = (
         "x\n     : nat\nAxioms:\nClassical_Prop.classic : forall P : Prop, P \\/ ~ P\nlemma : 0 = 1\nlong_name\n  : R\n"
     )
-    assert COMPILE["assumptions"](output) == ["Classical_Prop.classic", "lemma", "long_name"]
+    for printed in (output, output[output.index("Axioms:") :]):
+        assert COMPILE["assumptions"](printed) == ["Classical_Prop.classic", "lemma", "long_name"]
+
+
+@pytest.mark.parametrize("reported", ["loop is assumed to be positive.", "loop relies on an unsafe hierarchy."])
+def test_skipped_checks_are_read_from_what_coq_prints(reported: str) -> None:
+    assert COMPILE["UNCHECKED"].findall(f"Axioms:\n{reported}\nlemma : 0 = 1\n") == [reported]
+    assert not COMPILE["UNCHECKED"].search("Axioms:\nlemma : 0 = 1\n")
+
+
+def test_the_documentation_states_the_number_of_theorems() -> None:
+    text = (ROOT / "docs" / "proved.md").read_text(encoding="utf-8")
+    assert re.findall(r"all (\d+) theorems", text) == [str(len(COMPILE["theorems"]()))]
 
 
 def test_every_file_is_compiled() -> None:

@@ -1,8 +1,8 @@
 """The computed bound is the proved one, and honest kernels stay within it."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -13,22 +13,29 @@ import pytest
 import attnspec.reference.budget as budgets
 from attnspec.reference import REFERENCE
 from attnspec.reference.attention import scaled_dot_product_attention
-from attnspec.reference.budget import Judged, Rigorous, judged
+from attnspec.reference.budget import Judged, Rigorous, judged, numbers, oracle_dtype
 from attnspec.reference.budget.numbers import growth
 from attnspec.reference.budget.softmax import MANY_WEIGHTS
+from attnspec.reference.normalization import softmax
 from attnspec.spec.contract.precision import CLASSES, Precision
 from tests.modules import ROOT
 from tests.statement import Statement, definitions
 
 Array = np.ndarray[Any, Any]
 DTYPES = {"ieee32": np.float32, "ieee64": np.float64, "mixed-float16": np.float16, "mixed-bfloat16": ml_dtypes.bfloat16}
+MASKED = {"ieee32": 1e6, "ieee64": 1e15, "mixed-float16": 8.0, "mixed-bfloat16": 1e6}
+"""Factor of masked keys: errors of their scores are so large that they would matter."""
+
 LARGEST_RATIO = 1.002
 """Largest quotient of computed and proved bound, since the computed one includes the oracle's roundings."""
 
 
 @dataclass
 class Inputs:
-    """One query each with its keys, one coordinate of their values, and the attendable keys."""
+    """Arguments of attention, and the attendable keys of every query.
+
+    Shapes are (batch, n, d), (batch, m, d), (batch, m, d_v) and (batch, n, m).
+    """
 
     precision: Precision
     query: Array
@@ -41,13 +48,24 @@ class Inputs:
         arguments = {"query": self.query, "key": self.key, "value": self.value}
         with monkeypatch.context() as patch:
             patch.setattr(budgets, "WIDTH", np.inf)
-            mask = np.swapaxes(self.attendable, 1, 2)
-            result: Judged = judged(scaled_dot_product_attention, {**arguments, "mask": mask}, self.precision)
+            result: Judged = judged(
+                scaled_dot_product_attention, {**arguments, "mask": self.attendable}, self.precision
+            )
         return result
 
+    def single(self) -> "Inputs":
+        """A batch with one query and one coordinate of the values each."""
+        columns = np.swapaxes(self.value, 1, 2)[:, None, ..., None]
+        q, k, v = self.query[:, :, None, None], self.key[:, None, None], columns
+        arrays = (q, k, v, self.attendable[:, :, None, :, None])
+        batch = np.broadcast_shapes(*(x.shape[:3] for x in arrays))
+        flat = [np.broadcast_to(x, batch + x.shape[3:]).reshape(-1, *x.shape[3:]) for x in arrays]
+        return Inputs(self.precision, *flat)
+
     def statement(self, texts: dict[str, str] | None = None) -> Statement:
-        p = self.precision
-        q, k, v = (x.astype(np.float64) for x in (self.query, self.key, self.value))
+        """The proved bound in long doubles, which hold squares and exponentials."""
+        p, single = self.precision, self.single()
+        q, k, v = (x.astype(np.longdouble) for x in (single.query, single.key, single.value))
         numbers = {
             "u": p.accumulation,
             "smallest": p.smallest,
@@ -58,39 +76,72 @@ class Inputs:
             "d": q.shape[-1],
             "m": k.shape[-2],
         }
-        statement = Statement({**numbers, "q": q, "k": k, "v": v, "A": self.attendable}, texts)
-        total = np.where(self.attendable, np.exp(statement["shifted"]), 0).sum(1, keepdims=True)
+        statement = Statement({**numbers, "q": q, "k": k, "v": v, "A": single.attendable}, texts)
+        # The budget allows weights exp(e − log Σ exp e), which share the error of the rounded logarithm. It is exact
+        # where the exponentials, in the oracle's dtype, sum to 1 in double precision.
+        shifted = np.where(single.attendable, statement["shifted"], -np.inf).astype(oracle_dtype(p.dtype))
+        total = np.exp(shifted).sum(1, keepdims=True).astype(np.float64)
         logarithm = np.where(total == 1, 0, np.abs(statement["highest"] + np.log(total)))
-        # The budget allows weights exp(e − log Σ exp e), which share the error of the rounded logarithm.
         statement.values["lambda"] = 2 * p.accumulation * logarithm
         return statement
 
 
-def draw(rng: np.random.Generator, name: str, count: int) -> Inputs:
-    """Inputs of one shape: scores and values of any size, some tiny."""
+def draw(rng: np.random.Generator, name: str, count: int, n: int = 0, d_v: int = 0) -> Inputs:
+    """Inputs of one shape. Scores and values have any size; those of masked keys are largest."""
     dtype, p = DTYPES[name], CLASSES[name]
     d, m = int(rng.choice([1, 2, 5, 16, 64])), int(rng.choice([1, 2, 3, 8, 60, 300]))
+    n, d_v = n or (int(rng.choice([1, 1, 3])) if m < 300 else 1), d_v or int(rng.choice([1, 1, 2]))
     size = 10 ** rng.uniform(-2, 1.5, (count, 1, 1))
-    query, key = size * rng.standard_normal((count, 1, d)), rng.standard_normal((count, m, d))
+    query, key = size * rng.standard_normal((count, n, d)), rng.standard_normal((count, m, d))
+    sizes = 10 ** np.where(rng.random((count, 1, 1)) < 0.7, rng.uniform(-3, 3, (count, 1, 1)), decades(rng, p, count))
     tiny = rng.random((count, 1, 1)) < 0.3
-    value = rng.standard_normal((count, m, 1)) * np.where(
-        tiny, p.output_smallest, 10 ** rng.uniform(-3, 3, (count, 1, 1))
-    )
+    value = rng.standard_normal((count, m, d_v)) * np.where(tiny, p.output_smallest, sizes)
     value *= rng.random((count, m, 1)) < rng.choice([1.0, 0.3])
-    attendable = rng.random((count, m, 1)) < rng.choice([1.0, 0.5])
-    attendable[np.arange(count), rng.integers(0, m, count)] = True
+    # A mask of one row is that of all queries.
+    attendable = rng.random((count, rng.choice([1, n]), m)) < rng.choice([1.0, 0.5])
+    attendable[np.arange(count), :, rng.integers(0, m, count)] = True
+    key *= np.where(attendable.any(1), 1, MASKED[name])[..., None]
     return Inputs(p, query.astype(dtype), key.astype(dtype), value.astype(dtype), attendable)
 
 
-def draws(seed: int, shapes: int, count: int) -> Iterator[Inputs]:
+def decades(rng: np.random.Generator, p: Precision, count: int) -> Array:
+    """Powers of ten, from the smallest normal number to nearly the largest number."""
+    return rng.uniform(np.log10(p.output_smallest), np.log10(p.largest) - 4, (count, 1, 1))
+
+
+def cancelling(rng: np.random.Generator, name: str, count: int, n: int = 2, d_v: int = 2) -> Inputs:
+    """Inputs whose products cancel: scores of the first query may err by up to 100.
+
+    Values are the sum of an offset and a small part, or span many decades.
+    """
+    dtype, p = DTYPES[name], CLASSES[name]
+    d, m = int(rng.choice([2, 5])), int(rng.choice([2, 3, 20]))
+    largest = 1e3 if name == "mixed-float16" else np.inf
+    size = np.minimum(np.sqrt(10 ** rng.uniform(-3, 2, (count, 1, 1)) / 20 / p.accumulation), largest)
+    query, key = size * rng.standard_normal((count, n, d)), size * rng.standard_normal((count, m, d))
+    first = query[:, :1]
+    gaps = rng.uniform(-150, 0, (count, m, 1)) * rng.random((count, 1, 1))
+    key += (gaps - (key * first).sum(-1, keepdims=True)) * first / (first**2).sum(-1, keepdims=True)
+    value = rng.choice([0, 3]) + rng.standard_normal((count, m, d_v)) * 10 ** rng.uniform(-4, 0, (count, 1, 1))
+    if rng.random() < 0.3:
+        value = value * 10 ** rng.uniform(np.log10(p.output_smallest) / 2, 0, value.shape)
+    attendable = rng.random((count, rng.choice([1, n]), m)) < rng.choice([1.0, 0.5])
+    attendable[:, :, 0] = True
+    key *= np.where(attendable.any(1), 1, MASKED[name])[..., None]
+    return Inputs(p, query.astype(dtype), key.astype(dtype), value.astype(dtype), attendable)
+
+
+def draws(seed: int, shapes: int, count: int, kind: Callable[..., Inputs] = draw, **sizes: Any) -> Iterator[Inputs]:
     rng = np.random.default_rng(seed)
     for i in range(shapes):
-        yield draw(rng, [*DTYPES][i % len(DTYPES)], count)
+        yield kind(rng, [*DTYPES][i % len(DTYPES)], count, **sizes)
 
 
 def ratios(inputs: Inputs, monkeypatch: pytest.MonkeyPatch, texts: dict[str, str] | None = None) -> Array:
     """Computed bounds divided by the proved ones."""
-    ratio: Array = inputs.bound(monkeypatch).budget / inputs.statement(texts)["result_bound"]
+    with np.errstate(over="ignore", invalid="ignore"):  # of masked keys, whose numbers are left out
+        proved = inputs.statement(texts)["result_bound"].ravel()
+    ratio: Array = inputs.bound(monkeypatch).budget.ravel() / proved
     return ratio
 
 
@@ -104,23 +155,26 @@ def test_growth_is_the_function_of_the_proofs() -> None:
             assert abs(Statement({"u": u, "n": n}, {"g": "growth u n"})["g"] / growth(u, n) - 1) < 2.0**-50
 
 
-def agrees(ratio: Array) -> bool:
-    return bool(ratio.min() >= 1 - 2.0**-50 and ratio.max() <= LARGEST_RATIO)
+def agrees(inputs: Inputs, ratio: Array) -> bool:
+    """The bound is larger where the queries attend to different keys: it includes all values of their union."""
+    return bool(ratio.min() >= 1 - 2.0**-50 and (inputs.attendable.shape[1] > 1 or ratio.max() <= LARGEST_RATIO))
 
 
 def test_the_bound_is_the_proved_one_on_ten_thousand_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(agrees(ratios(inputs, monkeypatch)) for inputs in draws(1, 100, 100))
+    assert all(agrees(inputs, ratios(inputs, monkeypatch)) for inputs in draws(1, 100, 100))
 
 
 def test_the_bound_of_a_score_is_the_proved_one() -> None:
     """Small products underflow, which hardly changes the bound of a result."""
     for inputs in draws(2, 8, 5):
+        inputs.value = inputs.value[..., :1]
         for scale in (1.0, 2.0**-60, 2.0**-63):
             small = Inputs(CLASSES["ieee32"], inputs.query * scale, inputs.key * scale, inputs.value, inputs.attendable)
             arrays = (
                 Rigorous(x.astype(np.float64), 0.0, small.precision, is_input=True) for x in (small.query, small.key)
             )
-            ratio = REFERENCE["scaled_dot_scores"](*arrays).error / np.swapaxes(small.statement()["score_error"], 1, 2)
+            expected = small.statement()["score_error"].reshape(len(inputs.query), -1, inputs.key.shape[1])
+            ratio = REFERENCE["scaled_dot_scores"](*arrays).error / expected
             assert abs(ratio - 1).max() < 1e-9
 
 
@@ -139,17 +193,45 @@ def test_no_constant_of_the_statement_can_change(
         constant = str(int(TEXTS[name][start:end]) + change)
         texts = {**TEXTS, name: TEXTS[name][:start] + constant + TEXTS[name][end:]}
         with np.errstate(all="ignore"):
-            noticed.append(not all(agrees(ratios(inputs, monkeypatch, texts)) for inputs in draws(0, 24, 20)))
+            noticed.append(not all(agrees(inputs, ratios(inputs, monkeypatch, texts)) for inputs in draws(0, 24, 20)))
     assert any(noticed), "neither a smaller nor a larger constant is noticed"
 
 
 def test_the_bound_of_many_weights_is_at_least_the_proved_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their squares may underflow in single precision, so the smaller sum of `Pooling.pooling_error` is compared."""
     texts = {**TEXTS, "weighting": "Rmin (sum (fun j => factor j * Rabs (v j - o)) A) farthest"}
-    large = [inputs for inputs in draws(7, 24, 2000) if inputs.attendable.size >= MANY_WEIGHTS]
+    drawn = [*draws(7, 30, 1100), *draws(8, 12, 1700, cancelling)]
+    large = [x for x in drawn if x.query[..., 0].size * x.key.shape[1] >= MANY_WEIGHTS]
     assert len(large) > 5
     for inputs in large:
         assert ratios(inputs, monkeypatch, texts).min() >= 1 - 2.0**-50
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["double", "single"])
+def test_the_bound_where_scores_cancel_is_large_enough(single: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The farthest value limits W where the sum of squares cancels.
+
+    Larger matrices are multiplied in single precision.
+    """
+    sizes: dict[str, Any] = {"n": 32, "d_v": 32} if single else {}
+    monkeypatch.setattr(numbers, "SINGLE_PRODUCTS", 1 if single else numbers.SINGLE_PRODUCTS)
+    largest = {**TEXTS, "weighting": "farthest", "mass": "maximum (fun j => Rabs (v j)) A"}
+    if single:
+        assert all(ratios(inputs, monkeypatch).min() >= 1 - 2.0**-50 for inputs in draws(6, 16, 1, **sizes))
+    for inputs in draws(5, 24 if single else 40, 3 if single else 100, cancelling, **sizes):
+        assert ratios(inputs, monkeypatch).min() >= 1 - 2.0**-50
+        if not single and inputs.attendable.shape[1] == 1:
+            assert ratios(inputs, monkeypatch, largest).max() <= LARGEST_RATIO
+
+
+def test_weights_whose_format_loses_all_of_them_have_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 2⁻⁹ for 200 weights: their rounded sum may be 0."""
+    inputs = next(draws(0, 1, 4, cancelling))
+    inputs.key, inputs.value = np.zeros((4, 200, inputs.key.shape[-1])), np.ones((4, 200, 1))
+    inputs.attendable = np.ones((4, 1, 200), bool)
+    inputs.precision = replace(inputs.precision, weights_smallest=2.0**-9)
+    assert inputs.statement()["lost"] > 1
+    assert np.isinf(inputs.bound(monkeypatch).budget).all()
 
 
 # Honest kernels -------------------------------------------------------------------------------------------------------
@@ -227,11 +309,11 @@ KERNELS = [
 
 def test_honest_kernels_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = dict.fromkeys(KERNELS, 0.0)
-    for inputs in draws(3, 100, 100):
+    for inputs in [*draws(3, 100, 100), *draws(4, 40, 100, cancelling)]:
         bound = inputs.bound(monkeypatch)
         for kernel in KERNELS:
-            error = np.abs(kernel(inputs) - bound.value[:, 0, 0])
-            largest[kernel] = max(largest[kernel], float((error / bound.budget[:, 0, 0]).max()))
+            error = np.abs(kernel(inputs.single()) - bound.value.ravel())
+            largest[kernel] = max(largest[kernel], float((error / bound.budget.ravel()).max()))
     assert max(largest.values()) <= 1
     assert min(largest.values()) > 0.05, largest  # The bound is not far above their errors.
 
@@ -243,7 +325,7 @@ def test_a_kernel_may_divide_by_the_sum_of_rounded_weights(monkeypatch: pytest.M
     value = np.zeros_like(key)
     value[0, 1] = 1
     inputs = Inputs(
-        CLASSES["mixed-bfloat16"], np.full((1, 1, 1), 1.875, key.dtype), key, value, np.ones(key.shape, bool)
+        CLASSES["mixed-bfloat16"], np.full((1, 1, 1), 1.875, key.dtype), key, value, np.ones((1, 1, 200), bool)
     )
     bound = inputs.bound(monkeypatch)
     unit = 2.0**-8 * bound.value[0, 0, 0]
@@ -251,15 +333,76 @@ def test_a_kernel_may_divide_by_the_sum_of_rounded_weights(monkeypatch: pytest.M
     assert 2.7 * unit < error < bound.budget[0, 0, 0] < 3.1 * unit
 
 
-def test_a_key_whose_weight_underflows_may_have_half_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [1e-290, 1e-200, 1e-150, 1.0, 1e155, 1e200, 1e290])
+@pytest.mark.parametrize("other", [False, True], ids=["", "another query has larger values"])
+def test_values_may_have_any_magnitude(size: float, other: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Squares of double precision hold half of its exponents; scores of 10⁵ cancel here."""
+    a = 1000 / 3
+    query, key = np.array([[[a, a]]]), np.array([[[0, 0], [a, -a + 1e-3 / 3], [0, 0]]])
+    mask = np.array([[[True, True, False]]])
+    if other:
+        query, mask = np.repeat(query, 2, 1), np.array([[[True, True, False], [False, False, True]]])
+    value = np.array([[[size], [0.0 if other else -2 * size], [max(size, 1.0)]]])
+    inputs = Inputs(CLASSES["ieee64"], query, key, value, mask)
+    bound, proved = inputs.bound(monkeypatch), inputs.statement()["result_bound"].ravel()
+    error = np.abs(Kernel(scale="division", exponential="exp")(inputs.single()) - bound.value.ravel())
+    assert (error <= proved).all()
+    assert error[0] / proved[0] > 0.01
+    assert 1 - 2.0**-50 <= bound.budget[0, 0, 0] / proved[0] <= (3 if other and size < 1 else LARGEST_RATIO)
+
+
+@pytest.mark.parametrize("infinite", [False, True], ids=["", "another query is infinite"])
+def test_a_key_whose_weight_underflows_may_have_half_the_weight(
+    infinite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two products of 2³⁵ cancel: their score is −1,238, and 0 in float32."""
-    query = np.array([[[12082759, 16396293]]], np.float32) / 64
+    query = np.array([[[12082759, 16396293], [np.inf, 1]]], np.float32)[:, : 2 if infinite else 1] / 64
     key = np.array([[[0, 0], [12582038, -9271958]]], np.float32) / 64
-    inputs = Inputs(CLASSES["ieee32"], query, key, np.array([[[1], [2]]], np.float32), np.ones((1, 2, 1), bool))
-    bound = inputs.bound(monkeypatch)
+    mask = np.ones((1, query.shape[1], 2), bool)
+    bound = Inputs(CLASSES["ieee32"], query, key, np.array([[[1], [2]]], np.float32), mask).bound(monkeypatch)
     assert bound.value[0, 0, 0] == 1
-    assert Kernel()(inputs)[0] == 1.5
+    assert (
+        Kernel()(Inputs(CLASSES["ieee32"], query[:, :1], key, np.array([[[1], [2]]], np.float32), mask[:, :1])) == 1.5
+    )
     assert 1 <= bound.budget[0, 0, 0] < 1.001
+    assert np.isinf(bound.budget[0, 1:]).all()
+
+
+def test_a_score_of_minus_infinity_has_weight_0_unless_its_error_is_unknown() -> None:
+    """The error is unknown where a query or key is infinite."""
+    for error, known in ((1e-6, True), (np.inf, True), (np.nan, False)):
+        scores = Rigorous(np.array([[0, -np.inf]]), np.array([[1e-6, error]]), CLASSES["ieee32"])
+        weights: Any = softmax(scores)  # type: ignore[arg-type]
+        assert np.isfinite(weights.error).all() == known
+
+
+def test_large_errors_of_300_scores_have_a_small_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores of 300 keys may err by 1.3, but only one value is not 0. A kernel errs most where that one key does."""
+    key = np.tile(np.array([2.0**21, -(2.0**21)], np.float32), (1, 300, 1))
+    value = np.zeros((1, 300, 1), np.float32)
+    value[0, 7] = 1
+    inputs = Inputs(CLASSES["ieee32"], np.full_like(key[:, :1], 2.5), key, value, np.ones((1, 1, 300), bool))
+    assert 1 < inputs.statement()["delta"].max() < 2
+    assert inputs.bound(monkeypatch).budget[0, 0, 0] < 0.7
+    assert agrees(inputs, ratios(inputs, monkeypatch))
+
+
+def test_a_large_error_of_the_largest_weight_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first score may err by 3, the other is less by 200."""
+    query = np.array([[[6, 6]]], np.float32)
+    key = np.array([[[2.0**21, -(2.0**21)], [-50, 0]]], np.float32)
+    inputs = Inputs(CLASSES["ieee32"], query, key, np.array([[[1], [0]]], np.float32), np.ones((1, 1, 2), bool))
+    assert 3 < inputs.statement()["delta"].max() < 4
+    assert inputs.bound(monkeypatch).budget[0, 0, 0] < 1e-4
+
+
+def test_the_bound_of_a_small_value_whose_weight_may_grow_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weight of 2⁻⁶⁰ may grow from e⁻¹²³⁸, that of 1 is 0 for certain. The bound is max |v − o| all the same."""
+    query = np.array([[[12082759, 16396293]]], np.float32) / 64
+    key = np.array([[[0, 0], [12582038, -9271958], [-1e3, -1e3]]], np.float32) / 64
+    value = np.array([[[0], [2.0**-60], [1]]], np.float32)
+    inputs = Inputs(CLASSES["ieee32"], query, key, value, np.ones((1, 1, 3), bool))
+    assert agrees(inputs, ratios(inputs, monkeypatch))
 
 
 def test_a_row_without_keys_has_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

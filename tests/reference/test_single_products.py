@@ -34,6 +34,15 @@ def test_small_rows_beside_large_ones_keep_their_digits() -> None:
     assert (computed <= 1.001 * exact).all()
 
 
+def test_products_that_underflow_in_single_precision_are_not_lost() -> None:
+    """Rows and columns hold a 1, but only numbers of 2⁻¹⁰⁰ meet."""
+    left, right = (np.zeros(x.shape) for x in matrices())
+    left[..., 0], right[..., 1, :] = 1, 1
+    left[..., 2], right[..., 2, :] = 2.0**-100, 2.0**-100
+    assert (left @ right == 2.0**-200).all()
+    assert (magnitudes_product(left, right) >= 2.0**-200).all()
+
+
 def test_small_and_unknown_products_are_those_in_double_precision() -> None:
     left, right = matrices(rows=40, terms=50)
     assert not singly_multiplied(left, right)

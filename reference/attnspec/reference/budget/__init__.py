@@ -76,14 +76,9 @@ def judged(
         def bound(x: Numbers) -> Rigorous:
             return Rigorous(x, _conversion_error(x, precision), precision, is_input=True, extremes=extremes)
 
-        if wide == np.float64:
-            joint = _run(formula, lambda x: Joint(estimate(x), bound(x)), arguments, wide)
-            estimated = map_tree(joint, lambda _, x: x.estimate if isinstance(x, Joint) else x)
-            bounded = {path: x.bound for path, x in flatten(joint).items() if isinstance(x, Joint)}
-        else:
-            # Double is precise enough for bounds, even where the oracle needs long double.
-            estimated = _run(formula, estimate, arguments, wide)
-            bounded = flatten(_run(formula, lambda x: bound(x.astype(np.float64)), arguments, wide))
+        joint = _run(formula, lambda x: Joint(estimate(x), bound(x)), arguments, wide)
+        estimated = map_tree(joint, lambda _, x: x.estimate if isinstance(x, Joint) else x)
+        bounded = {path: x.bound for path, x in flatten(joint).items() if isinstance(x, Joint)}
         statistical = {path: x for path, x in flatten(estimated).items() if isinstance(x, Statistical)}
         errors = {path: x.error for path, x in statistical.items()}
         if sampled:

@@ -34,7 +34,7 @@ class Softmax(NamedTuple):
 
     ``shifted`` holds the scores minus the maximum of their row. ``attendable`` is the mask, broadcast. ``summed`` is
     log Σ exp of every row, −∞ for a row without keys. ``logarithm`` is its magnitude, or 0 for a row whose shifted
-    exponentials sum to 1: the logarithm of a single one is exact. ``masked`` is False if there is no mask.
+    exponentials sum to 1 in double: the logarithm of a single one is exact. ``masked`` is False if there is no mask.
     """
 
     weights: Numbers
@@ -131,7 +131,7 @@ def attendable_softmax(scores: Numbers, mask: Numbers | None) -> Softmax:
         exponentials = np.where(attendable, np.exp(shifted), 0)
         total = np.where(has_keys, exponentials.sum(-1, keepdims=True), 1)
         summed = np.where(has_keys, maximum + np.log(total), -np.inf)
-    logarithm = np.where(total == 1, 0.0, np.abs(summed).astype(np.float64))
+    logarithm = np.where(as_double(total) == 1, 0.0, np.abs(as_double(summed)))
     return Softmax(exponentials / total, shifted, attendable, summed, logarithm, mask is not None)
 
 

@@ -9,7 +9,15 @@ from typing import Any, Self
 import numpy as np
 
 from attnspec.reference.budget.error_array import UNKNOWN, Approximate
-from attnspec.reference.budget.numbers import SINGLE, Numbers, Softmax, growth, magnitudes_product, singly_multiplied
+from attnspec.reference.budget.numbers import (
+    SINGLE,
+    Numbers,
+    Softmax,
+    as_double,
+    growth,
+    magnitudes_product,
+    singly_multiplied,
+)
 from attnspec.reference.budget.softmax import (
     LARGEST_EXPONENT,
     WeightErrors,
@@ -24,6 +32,10 @@ _EXP = 4.0
 _TANH = 8.0
 """Absolute error bound of tanh, in unit roundoffs. 1 − 2r with r = 1/(1 + exp 2x) counts each rounding of r twice, and
 r has four roundings where two terms share one division."""
+
+
+LEAST_SQUARES = 2.0**-900
+"""Sum of squares below which some squares may have underflowed."""
 
 
 def _own_roundings(u: float) -> float:
@@ -173,32 +185,37 @@ class Rigorous(Approximate):
         n·m·d_v terms.
         """
         p, w = self.precision, a.weights
-        alpha, v = a.value, b.value
-        factor = w.increase / w.least_sum
-        total = factor.sum(-1, keepdims=True)
-        squared = v**2
-        squares, absolute = magnitudes_product(factor, squared), magnitudes_product(factor, b.magnitude)
-        square = value**2 * total
-        spread = squares - 2 * value * (factor @ v) + square
-        # The difference may cancel: its own rounding error is added.
-        rounding = 4 * (v.shape[-2] + 4) * SINGLE if singly_multiplied(factor, squared) else 2.0**-50
-        spread = np.maximum(spread, 0) + rounding * (squares + square)
+        alpha, v, value = (as_double(x) for x in (a.value, b.value, value))
         reached = w.attendable.any(-2)[..., None]  # keys that some query may attend to
         all_reached = bool(reached.size and reached.all())
 
         def among(x: Numbers, otherwise: float) -> Numbers:
             return x if all_reached else np.where(reached, x, otherwise)
 
+        factor = w.increase / w.least_sum
+        total = factor.sum(-1, keepdims=True)
+        counted = among(b.magnitude, 0.0)
+        largest = counted.max(-2, keepdims=True, initial=0.0)
+        absolute = magnitudes_product(factor, b.magnitude)
+        # Values are divided by a power of two, so that no square of the largest ones overflows or underflows.
+        exponent = np.frexp(largest)[1]
+        scaled, pooled = np.ldexp(among(v, 0.0), -exponent), np.ldexp(value, -exponent)
+        squared = scaled**2
+        squares, square = magnitudes_product(factor, squared), pooled**2 * total
+        spread = squares - 2 * pooled * (factor @ scaled) + square
+        # The difference may cancel: its own rounding error is added.
+        rounding = 4 * (v.shape[-2] + 4) * SINGLE if singly_multiplied(factor, squared) else 2.0**-50
+        spread = np.ldexp(np.sqrt(total * (np.maximum(spread, 0) + rounding * (squares + square))), exponent)
+        # Σ f |v − o| is at most Σ f (|v| + |o|), where squares underflow since other queries attend to larger values.
+        spread = np.where(squares + square < LEAST_SQUARES, absolute + np.abs(value) * total, spread)
         highest = among(v, -np.inf).max(axis=-2, keepdims=True, initial=-np.inf)
         lowest = among(v, np.inf).min(axis=-2, keepdims=True, initial=np.inf)
         farthest = np.maximum(np.maximum(highest - value, value - lowest), 0)
         farthest = np.where(np.isfinite(farthest), farthest, 0)
-        weighting = np.where(w.unbounded, farthest, np.minimum(np.sqrt(total * spread), farthest))
+        weighting = np.where(w.unbounded, farthest, np.minimum(spread, farthest))
         keys, u = a.shape[-1], p.accumulation
-        counted = among(b.magnitude, 0.0)
         of_values = alpha @ b.error if b.has_errors else 0.0
         # Roundings are relative to the sum with the erroneous weights, which may be larger than that with α.
-        largest = counted.max(-2, keepdims=True, initial=0.0)
         mass = np.minimum(magnitudes_product(alpha, counted) / w.least_sum + absolute, largest)
         mass = np.where(w.unbounded, largest, mass) + of_values
         compounded = growth(u, keys + 2)

@@ -126,23 +126,15 @@ def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) ->
     p, u = precision, precision.accumulation
     weights, shifted, attendable, _, logarithm, masked = softmax
     dtype = _dtype_of_errors(weights, p)
+    delta = _exponent_errors(softmax, errors, u, dtype)
+    large = not delta.max(initial=0.0) <= 1  # True for NaN, too
+    if large:
+        # The relative error of exp δ is the absolute error of δ.
+        dtype = np.dtype(np.float64)
+        delta = _exponent_errors(softmax, errors, u, dtype)
     alpha, epsilon = weights.astype(dtype, copy=False), np.finfo(dtype).eps
-    errors = errors.astype(dtype, copy=False)
-    if masked:
-        errors = np.where(attendable, errors, dtype.type(0))
-    delta = np.abs(shifted, dtype=dtype, casting="same_kind")
-    delta *= 3 * u
-    # Scores of −∞ have weight 0 however they err. Those of infinite queries or keys, with errors NaN, are left open.
-    weightless = np.isinf(delta) & ~np.isnan(errors)
-    if weightless.any():
-        delta[weightless] = 0
-        errors = np.where(weightless, dtype.type(0), errors)
-    delta += errors
-    delta += 6 * u * (1 + errors.max(-1, keepdims=True, initial=0.0))
-    large = bool(delta.max(initial=0.0) > 1)
-    exponents = shifted + delta.astype(np.float64) if large else None
-    # Larger exponents would overflow in this dtype.
-    np.minimum(delta, LARGEST_EXPONENT if dtype == np.float64 else LARGEST_EXPONENT / 8, out=delta)
+    exponents = shifted + delta if large else None
+    np.minimum(delta, LARGEST_EXPONENT, out=delta)
     least_sum = _least_sum(alpha, delta) * (1 - 16 * epsilon)
     relative = np.expm1(delta)
     highest = relative.max(-1, keepdims=True, initial=0.0)
@@ -173,6 +165,23 @@ def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) ->
     error += p.weights_smallest
     error = np.where(attendable, error, 0.0) if masked else error
     return weights, error, WeightErrors(increase, least_sum, attendable, common, unbounded)
+
+
+def _exponent_errors(softmax: Softmax, errors: Numbers, u: float, dtype: np.dtype[Any]) -> Numbers:
+    """Bounds δ of the errors of exponents, from those of the scores."""
+    errors = errors.astype(dtype, copy=False)
+    if softmax.masked:
+        errors = np.where(softmax.attendable, errors, dtype.type(0))
+    delta: Numbers = np.abs(softmax.shifted, dtype=dtype, casting="same_kind")
+    delta *= 3 * u
+    # Scores of −∞ have weight 0 however they err. Those of infinite queries or keys, with errors NaN, are left open.
+    weightless = np.isinf(delta) & ~np.isnan(errors)
+    if weightless.any():
+        delta[weightless] = 0
+        errors = np.where(weightless, dtype.type(0), errors)
+    delta += errors
+    delta += 6 * u * (1 + errors.max(-1, keepdims=True, initial=0.0))
+    return delta
 
 
 def _dtype_of_errors(weights: Numbers, precision: Precision) -> np.dtype[Any]:
