@@ -47,7 +47,7 @@ THIRD_PARTY = {
     "conformance": {
         *("numpy", "jaxtyping", "typing_extensions", "ml_dtypes"),
         *("hypothesis", "pytest", "rich", "typer", "markdown_it", "math_core", "jinja2", "safetensors"),
-        *("matplotlib", "threadpoolctl"),
+        *("matplotlib", "threadpoolctl", "jsonschema"),
     },
 }
 

@@ -231,10 +231,10 @@ NOT_REPLAYED = {
     "text.json": "replay: text.json: expected a report, as --json writes it; got no JSON",
     "list.json": "replay: list.json: expected a report with schema 'attnspec-report/1'; got None",
     "other.json": "replay: other.json: expected a report with schema 'attnspec-report/1'; got 'attnspec-report/9'",
-    "half.json": "replay: half.json: expected a report as attnspec wrote it: verdict: expected this key; got none",
-    "seed.json": "replay: seed.json: expected a report as attnspec wrote it: seed: expected type integer; got 1.5",
-    "origin.json": "replay: origin.json: expected a report as attnspec wrote it: backend.origin: expected type string; "
-    "got 7",
+    "half.json": "replay: half.json: expected a report as attnspec wrote it: 'verdict' is a required property",
+    "seed.json": "replay: seed.json: expected a report as attnspec wrote it: seed: 1.5 is not of type 'integer'",
+    "origin.json": "replay: origin.json: expected a report as attnspec wrote it: backend.origin: 7 is not of type "
+    "'string'",
     "deep.json": "replay: deep.json: expected a report, as --json writes it; got no JSON",
     "gone.json": "backend 'gone.py': cannot be imported: FileNotFoundError",
 }

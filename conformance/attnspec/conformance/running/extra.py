@@ -2,7 +2,10 @@
 
 from importlib.util import find_spec
 
-MODULES = ("hypothesis", "jinja2", "markdown_it", "math_core", "pytest", "rich", "safetensors", "typer", "xdist")
+MODULES = (
+    *("hypothesis", "jinja2", "jsonschema", "markdown_it", "math_core"),
+    *("pytest", "rich", "safetensors", "typer", "xdist"),
+)
 """Modules of these packages that are imported where they are needed."""
 
 
