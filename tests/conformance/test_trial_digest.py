@@ -51,8 +51,10 @@ def affected(module: str, change: Change, monkeypatch: pytest.MonkeyPatch, *, as
     before, read, file = current_digests(assigned), trial_digest._read, FILES[f"attnspec.{module}"]
     text = change(file.text)
     assert text != file.text
+    read_text, changed = Path.read_text, trial_digest._modules()[file.name]
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_text", lambda path, encoding: text)
+        # Other threads may read other files meanwhile.
+        patched.setattr(Path, "read_text", lambda path, **how: text if path == changed else read_text(path, **how))
         as_changed = read.__wrapped__(file.name)
     with monkeypatch.context() as patched:
         patched.setattr(trial_digest, "_read", lambda name: as_changed if name == file.name else read(name))

@@ -394,7 +394,7 @@ class RotaryFrequencies(Protocol[Array_co]):
     that makes β rotations or more within L positions keeps its frequency, one with at most α has it divided by s, and
     between them the share of both changes linearly (semantics `rotary_ramp`). Defaults are those of Llama 3.1; YaRN has
     β = 32. Frequencies are in radians per position.
-    Domain: Θ > 1, s > 0, 0 < α < β and L > 2πα.
+    Domain: Θ > 1, s > 0, β > α > 0 and L > 2πα.
     Edges: With s = 1 frequencies are those of `rotary_embedding`.
     """
 
