@@ -440,9 +440,7 @@ def failures_by_law(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {r["law"]: r for r in report["results"] if r["status"] == "failed"}
 
 
-@pytest.mark.parametrize(
-    "law", ["operation.broadcast-equals-repeat", "operation.rejection", "semantics.causal_alignment"]
-)
+@pytest.mark.parametrize("law", ["operation.rejection", "semantics.causal_alignment"])
 def test_a_snippet_prints_the_inputs_of_the_report(
     wrong_run: tuple[Path, str, dict[str, Any]], tmp_path: Path, law: str
 ) -> None:
