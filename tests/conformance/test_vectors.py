@@ -42,7 +42,7 @@ def right_outputs(operation: Operation, dtype: str) -> dict[str, Any]:
     for number, (subject, arguments, _) in enumerate(vectors._cases(operation, dtype, None)):
         result = getattr(Library(f"right {dtype}", Formulas()), operation.name)(**arguments.passed)
         for leaf, x in results(subject.operation, result):
-            outputs[f"{number}/{leaf.path}"] = np.ascontiguousarray(half_to_single(np.asarray(x)))
+            outputs[f"{number}/{leaf.path}"] = np.asarray(half_to_single(np.asarray(x)), order="C")
     return outputs
 
 

@@ -148,7 +148,7 @@ def _tensors(arguments: Arguments, right: Mapping[str, Expected], prefix: str) -
     for path, x in arguments.items():
         if isinstance(x, np.ndarray):
             # NumPy and many languages have no bfloat16. Its numbers, and those of float16, are exact in float32.
-            tensors[prefix + path] = np.ascontiguousarray(half_to_single(x))
+            tensors[prefix + path] = np.asarray(half_to_single(x), order="C")
     for path, (value, budget, nan) in right.items():
         value, budget = value.astype(np.float64), np.broadcast_to(budget, value.shape)
         is_open = np.isnan(value) if nan is None else np.isnan(value) & ~nan
@@ -156,7 +156,7 @@ def _tensors(arguments: Arguments, right: Mapping[str, Expected], prefix: str) -
         for name, sign in (("lower", -1.0), ("upper", 1.0)):
             with np.errstate(all="ignore"):
                 end = np.where(exact, value, value + sign * budget)
-            tensors[f"{prefix}{name} {path}"] = np.ascontiguousarray(np.where(is_open, sign * np.inf, end))
+            tensors[f"{prefix}{name} {path}"] = np.asarray(np.where(is_open, sign * np.inf, end), order="C")
     return tensors
 
 
