@@ -438,9 +438,8 @@ def ramp_by_whole_indices(
     correct: Formulas, unscaled: Numbers, theta: float, length: float, low: float, high: float
 ) -> Numbers:
     """The share falls linearly between two whole indices of pairs."""
-    pairs = len(unscaled)
-    start, end = (pairs * np.log(length / (2 * np.pi * turns)) / np.log(theta) for turns in (high, low))
-    return (np.ceil(end) - np.arange(pairs)) / (np.ceil(end) - max(np.floor(start), 0))
+    start, end = correct.ramp_ends(len(unscaled), theta, length, low, high)
+    return correct.ramp_between(np.floor(start), np.ceil(end), len(unscaled))
 
 
 @mutant(
@@ -470,9 +469,7 @@ def fractional_ends_after_all(
     correct: Formulas, unscaled: Numbers, theta: float, length: float, low: float, high: float
 ) -> Numbers:
     """The share falls between two fractional indices, but whole ones are declared."""
-    pairs = len(unscaled)
-    start, end = (pairs * np.log(length / (2 * np.pi * turns)) / np.log(theta) for turns in (high, low))
-    return (end - np.arange(pairs)) / (end - max(start, 0))
+    return correct.ramp_between(*correct.ramp_ends(len(unscaled), theta, length, low, high), len(unscaled))
 
 
 @mutant(

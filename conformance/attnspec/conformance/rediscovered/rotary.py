@@ -171,14 +171,8 @@ def ends_always_whole(
     correct: Formulas, unscaled: Numbers, theta: float, length: float, low: float, high: float
 ) -> Numbers:
     """The ends of the ramp are whole indices, but fractional ones are declared."""
-    start, end = _ends(len(unscaled), theta, length, low, high)
-    return (np.ceil(end) - np.arange(len(unscaled))) / (np.ceil(end) - max(np.floor(start), 0))
-
-
-def _ends(pairs: int, theta: float, length: float, low: float, high: float) -> tuple[float, float]:
-    """Indices of the pairs that make ``high`` and ``low`` rotations."""
-    start, end = (float(pairs * np.log(length / (2 * np.pi * turns)) / np.log(theta)) for turns in (high, low))
-    return start, end
+    start, end = correct.ramp_ends(len(unscaled), theta, length, low, high)
+    return correct.ramp_between(np.floor(start), np.ceil(end), len(unscaled))
 
 
 @rediscovered(
@@ -194,8 +188,7 @@ def ends_never_whole(
     correct: Formulas, unscaled: Numbers, theta: float, length: float, low: float, high: float
 ) -> Numbers:
     """The ends of the ramp are not rounded for models that leave `truncate` out."""
-    start, end = _ends(len(unscaled), theta, length, low, high)
-    return (end - np.arange(len(unscaled))) / (end - max(start, 0))
+    return correct.ramp_between(*correct.ramp_ends(len(unscaled), theta, length, low, high), len(unscaled))
 
 
 @rediscovered(

@@ -114,7 +114,10 @@ class Kernels(Positional, Attention):
 
     def distances(self, n: int, m: int) -> Numbers:
         """|i − j| for every query i and key j; i − j if ``alibi_distances`` is "signed"."""
-        behind = np.arange(n)[:, None] - np.arange(m)
+        return self.distance(np.arange(n)[:, None] - np.arange(m))
+
+    def distance(self, behind: Numbers) -> Numbers:
+        """|i − j| of positions i − j; themselves if ``alibi_distances`` is "signed"."""
         return behind if choice("alibi_distances") == "signed" else np.abs(behind)
 
     def weighted(self, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
@@ -230,8 +233,7 @@ class Kernels(Positional, Attention):
 
     def cache_distances(self, lengths: Numbers, n: int, m: int) -> Numbers:
         """Distances (…, n, m) of m keys from n queries at the last positions."""
-        behind = self.query_positions(lengths, n) - np.arange(m)
-        return behind if choice("alibi_distances") == "signed" else np.abs(behind)
+        return self.distance(self.query_positions(lengths, n) - np.arange(m))
 
     def query_positions(self, lengths: Numbers, n: int) -> Numbers:
         """Positions (…, n, 1) of n queries at the end of ``lengths`` positions."""
@@ -315,10 +317,18 @@ class Kernels(Positional, Attention):
         """The share of the unscaled frequencies, not yet between 0 and 1."""
         if choice("rotary_ramp") == "rotations":
             return (length * unscaled / (2 * np.pi) - low) / (high - low)
-        pairs = len(unscaled)
-        start, end = (pairs * np.log(length / (2 * np.pi * turns)) / np.log(theta) for turns in (high, low))
+        start, end = self.ramp_ends(len(unscaled), theta, length, low, high)
         if choice("rotary_ramp") == "whole-indices":
             start, end = np.floor(start), np.ceil(end)
+        return self.ramp_between(start, end, len(unscaled))
+
+    def ramp_ends(self, pairs: int, theta: float, length: float, low: float, high: float) -> tuple[float, float]:
+        """Indices of the pairs that make ``high`` and ``low`` rotations."""
+        start, end = (float(pairs * np.log(length / (2 * np.pi * turns)) / np.log(theta)) for turns in (high, low))
+        return start, end
+
+    def ramp_between(self, start: float, end: float, pairs: int) -> Numbers:
+        """A share that falls from 1 at one index to 0 at another."""
         return (end - np.arange(pairs)) / (end - max(start, 0))
 
     def angles(self, positions: Numbers, d: int, theta: float) -> Numbers:
