@@ -103,11 +103,6 @@ def test_the_python_program_of_these_tests_conforms(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ('{"result": {"result"', '{"results": {"result"', "expected an answer such as"),
-        ("print(json.dumps(error or", "print('debug', json.dumps(error or", "got b'debug"),
-        ('"shape": scores.shape', '"shape": [-1]', "expected an answer such as"),
-        ('"shape": scores.shape', '"shape": [10**30]', "expected an answer such as"),
-        ('"dtype": "float64", "shape": scores', '"dtype": "complex33", "shape": scores', "expected an answer such as"),
-        ('{"result": {"result"', '{"result": {"scores"', "expected"),
         ("    scores = ", "    if q.shape[0] > 1: sys.exit(3)\n    scores = ", "ended the process with status 3"),
         ("    scores = ", "    while q.shape[0] > 1: pass\n    scores = ", "did not answer within"),
         ("    scores = ", "    while q.shape[0] > 1: sys.stdout.write('0' * 4096)\n    scores = ", "got b'000"),
@@ -124,6 +119,10 @@ def test_a_program_that_breaks_the_protocol_is_convicted(old: str, new: str, mes
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ("print(json.dumps(error or", "print('debug', json.dumps(error or", "got b'debug"),
+        ('"shape": scores.shape', '"shape": [-1]', "expected an answer such as"),
+        ('"shape": scores.shape', '"shape": [10**30]', "expected an answer such as"),
+        ('"dtype": "float64", "shape": scores', '"dtype": "complex33", "shape": scores', "expected an answer such as"),
         ('"shape": scores.shape', '"shape": ["1", "1"]', "expected an answer such as"),
         ('"shape": scores.shape', '"shape": [1, 1.0]', "expected an answer such as"),
         ('"shape": scores.shape', '"shape": [1, True]', "expected an answer such as"),
