@@ -45,9 +45,10 @@ def weights(record: type, d: int, h: int, dtype: Any = np.float32) -> Any:
 
 @everywhere
 def test_the_backend_provides_these_operations(backend: Any) -> None:
-    expected = {"scaled_dot_product_attention", "grouped_query_attention", "gru", "lstm"}
-    assert {n for n in OPERATIONS if hasattr(backend, n)} == expected
-    assert set(backend.limits.features) == {"scale", "window", "softcap", "bias", "key_lengths", "lengths"}
+    expected = {"scaled_dot_product_attention", "grouped_query_attention", "gru", "lstm", "rms_norm"}
+    expected |= {"rotary_embedding", "axial_rotary_embedding"}
+    assert {n for n in OPERATIONS if hasattr(backend, n)} == expected | ({"linear_attention"} & {*dir(backend)})
+    assert hasattr(backend, "linear_attention") == (backend is evaluator)
 
 
 @everywhere
@@ -139,6 +140,29 @@ def test_recurrent_networks_are_the_formula(backend: Any, batch: tuple[int, ...]
     for name, record, state in (("gru", GRUParameters, h), ("lstm", LSTMParameters, (h, c))):
         parameters = weights(record, 5, 3)
         assert_within_budgets(getattr(backend, name)(x, state, parameters), name, x, state, parameters)
+
+
+@everywhere
+@pytest.mark.parametrize("batch", [(), (3,), (2, 0)])
+def test_norms_and_rotary_embeddings_are_the_formula(backend: Any, batch: tuple[int, ...]) -> None:
+    x, weight, positions, frequencies = draw(*batch, 5, 8), draw(8), np.arange(10).reshape(5, 2), draw(2, 3)
+    for name, *arguments in (
+        ("rms_norm", x, weight),
+        ("rotary_embedding", x, np.array([7, 0, 900, 3, 4])),
+        ("axial_rotary_embedding", x, positions, frequencies),
+    ):
+        assert_within_budgets(getattr(backend, name)(*arguments), name, *arguments)
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+@pytest.mark.parametrize("names", [(), ("decay",), ("beta",), ("decay", "beta")], ids="-".join)
+@pytest.mark.parametrize("decays", [1, 8])
+def test_linear_attention_is_the_formula(decays: int, names: tuple[str, ...], steps: int) -> None:
+    drawn = {"decay": -np.abs(draw(2, 2, steps, decays)), "beta": np.abs(draw(2, 2, steps)) % 1}
+    options: dict[str, Any] = {name: drawn[name] for name in names}
+    query, key, value, state = draw(2, 4, steps, 8), draw(2, 2, steps, 8) / 3, draw(2, 2, steps, 6), draw(2, 8, 6)
+    result = evaluator.linear_attention(query, key, value, state, **options)
+    assert_within_budgets(result, "linear_attention", query, key, value, state, **options)
 
 
 def test_the_runtime_takes_lengths() -> None:

@@ -1,11 +1,12 @@
-"""ONNX's Attention, GRU and LSTM, by onnx's reference evaluator and by ONNX Runtime.
+"""ONNX's attention, recurrent networks, RMS norm and rotary embedding, by its reference evaluator and ONNX Runtime.
 
 Both run unmodified on the CPU. The adapter flattens batches, joins the weights of gates, and evaluates a model of one
 operator. A mask beside a bias becomes −∞ in the bias; a negative scale, which ONNX lacks, negates the query. Empty
-results and sequences without steps are not evaluated. Not available: gradients, slopes, sinks, logarithms of sums.
-Windows need opset 25. ONNX Runtime has a kernel of Attention up to opset 24, and decomposes later ones. It has no
-float64 networks and no bfloat16; in float16 it scales queries and keys before their product. The reference evaluator's
-float16 products are NumPy's, for which there is no precision class. docs/adapters.md lists the violations.
+results and sequences without steps are not evaluated. Not available: gradients, slopes, sinks, logarithms of sums, and
+in float64 RMS norms, whose ε is float32, and rotary embeddings. Windows need opset 25. ONNX Runtime has a kernel of
+Attention up to opset 24, and decomposes later ones. It has no float64 networks and no bfloat16; in float16 it scales
+queries and keys before their product. The reference evaluator's float16 products are NumPy's, for which there is no
+precision class. docs/adapters.md lists the violations.
 """
 
 from collections.abc import Callable
@@ -50,7 +51,7 @@ class Onnx(NumPyBackend):
 
     def _run(self, operator: str, inputs: list[NDArray | None], outputs: int, **attributes: Any) -> Any:
         """Evaluate one operator; None omits an input or attribute; results have the first input's dtype."""
-        opset = 24 if attributes.get("left_window_size") is None else 25
+        opset = 25 if attributes.get("left_window_size") is not None else OPSETS.get(operator, 24)
         arrays = {f"x{i}": np.ascontiguousarray(x) for i, x in enumerate(inputs) if x is not None}
         kinds = {name: helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in arrays.items()}
         input_infos = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
@@ -116,10 +117,69 @@ class Onnx(NumPyBackend):
         final = [s.reshape(*batch, h) for s in final]
         return states, tuple(final) if isinstance(state, tuple) else final[0]
 
+    def rms_norm(self, x: NDArray, weight: NDArray, *, epsilon: float = 1e-6) -> NDArray:
+        """RMSNormalization of the last axis."""
+        bind(OPERATIONS["rms_norm"], {"x": x, "weight": weight})
+        return np.asarray(self._run("RMSNormalization", [x, weight], 1, epsilon=epsilon)[0])
+
+    def rotary_embedding(self, x: NDArray, positions: NDArray | None = None, *, theta: float = 10000.0) -> NDArray:
+        """RotaryEmbedding; ONNX takes cosines and sines, which are computed in float64."""
+        bind(OPERATIONS["rotary_embedding"], {"x": x, "positions": positions})
+        n, d = x.shape[-2:]
+        along = np.arange(n) if positions is None else positions
+        return self.axial_rotary_embedding(x, along[..., None], theta ** (-np.arange(0, d, 2) / d)[None])
+
+    def axial_rotary_embedding(self, x: NDArray, positions: NDArray, frequencies: NDArray) -> NDArray:
+        """RotaryEmbedding of the first features; ONNX takes cosines and sines, which are computed in float64."""
+        arguments = {"x": x, "positions": positions, "frequencies": frequencies}
+        bound = bind(OPERATIONS["axial_rotary_embedding"], arguments)
+        shape, batch, pairs = bound.result, bound.batch, frequencies.shape[-1]
+        if not prod(shape):
+            return np.empty(shape, x.dtype)
+        angles = _flat(positions @ frequencies.astype(np.float64), batch, shape[-2], pairs)
+        tables = [f(angles).astype(x.dtype) for f in (np.cos, np.sin)]
+        inputs: list[NDArray | None] = [_flat(x, batch, *shape[-2:])[:, None], *tables]
+        results = self._run("RotaryEmbedding", inputs, 1, interleaved=1, rotary_embedding_dim=2 * pairs)
+        return np.asarray(results[0].reshape(shape))
+
+
+class Evaluator(Onnx):
+    """The reference evaluator, which has linear attention too; ONNX Runtime does not run its decomposition."""
+
+    def linear_attention(
+        self, query: NDArray, key: NDArray, value: NDArray, state: NDArray, *, decay: NDArray | None = None,
+        beta: NDArray | None = None, scale: float | None = None,
+    ) -> tuple[NDArray, NDArray]:  # fmt: skip
+        """LinearAttention, whose heads are packed into the last axis."""
+        arguments = {"query": query, "key": key, "value": value, "state": state, "decay": decay, "beta": beta}
+        bound = bind(OPERATIONS["linear_attention"], arguments)
+        shape, final = bound.result, (*bound.batch, *state.shape[-3:])
+        if not prod(shape):
+            return np.empty(shape, query.dtype), np.broadcast_to(state, final).copy()
+
+        def packed(x: NDArray) -> NDArray:
+            flat = _flat(x, bound.batch, *x.shape[-3:])
+            return flat.swapaxes(1, 2).reshape(len(flat), x.shape[-2], -1)
+
+        optional = [None if x is None else packed(x) for x in (decay, None if beta is None else beta[..., None])]
+        inputs = [*map(packed, (query, key, value)), _flat(state, bound.batch, *final[-3:]), *optional]
+        rule = {(False, False): "linear", (True, False): "gated", (False, True): "delta", (True, True): "gated_delta"}
+        attributes = {"update_rule": rule[decay is not None, beta is not None], "scale": scale}
+        heads = {"q_num_heads": shape[-3], "kv_num_heads": final[-3]}
+        output, state = self._run("LinearAttention", inputs, 2, **attributes, **heads)
+        output = output.reshape(prod(bound.batch), shape[-2], shape[-3], shape[-1]).swapaxes(1, 2)
+        return output.reshape(shape), state.reshape(final)
+
+
+OPSETS = {"LinearAttention": 27}
+"""Operator sets of ONNX that have an operator which older ones lack."""
 
 _WEIGHTS = ("w_x", "w_h", "b_")
-_LIMITS = Limits(features=("scale", "window", "softcap", "bias", "key_lengths", "lengths"))
-_NARROW = dict.fromkeys(("gru", "lstm"), ("float32", "float16"))
-_HALF = replace(_LIMITS, dtypes=("float64", "float32", "float16"), dtypes_by_operation=_NARROW)
-reference = Onnx("onnx-reference", cache(ReferenceEvaluator), _LIMITS)
+_ROTARY = ("rotary_embedding", "axial_rotary_embedding")
+_SINGLE: dict[str, tuple[str, ...]] = dict.fromkeys(("rms_norm", "linear_attention", *_ROTARY), ("float32",))
+_NARROW: dict[str, tuple[str, ...]] = dict.fromkeys(("gru", "lstm", *_ROTARY), ("float32", "float16"))
+_OPTIONS = "scale window softcap bias key_lengths lengths epsilon positions theta decay beta"
+_LIMITS = Limits(features=tuple(_OPTIONS.split()), dtypes_by_operation=_SINGLE)
+_HALF = replace(_LIMITS, dtypes=("float64", "float32", "float16"), dtypes_by_operation=_SINGLE | _NARROW)
+reference = Evaluator("onnx-reference", cache(ReferenceEvaluator), _LIMITS)
 runtime = Onnx("onnx-runtime", _session, _HALF, float16="prescaled-float16")
