@@ -1,7 +1,6 @@
 """Shards: the positions of a sequence that each rank holds, as runs of consecutive positions."""
 
 from collections.abc import Iterator
-from math import prod
 
 Shard = tuple[range, ...]
 """Positions of one rank: its tensors hold the rows of the first run, then those of the second, and so on."""
@@ -31,8 +30,13 @@ def rows(shard: Shard) -> int:
 
 
 def joined(shards: Shards) -> Shard:
-    """All runs, in the order of ranks: the rows of a tensor gathered from all ranks."""
+    """All runs, in the order of ranks."""
     return tuple(run for shard in shards for run in shard)
+
+
+def all_positions(shards: Shards) -> Shard:
+    """One run of all positions: the rows of a tensor gathered from all ranks."""
+    return (range(rows(joined(shards))),)
 
 
 def length_of(shards: Shards, ranks: int, argument: str) -> int:
@@ -62,8 +66,3 @@ def split(shard: Shard, most: int) -> Shard:
 def divided_heads(heads_k: int, ranks: int) -> list[slice]:
     """Heads of keys that each rank computes when heads are sharded; some ranks may have none."""
     return [slice(run.start, run.stop) for run in _divided(heads_k, ranks)]
-
-
-def features(shape: tuple[int, ...]) -> int:
-    """Numbers per row of a tensor (…, rows, features)."""
-    return prod(shape[:-2]) * shape[-1]
