@@ -113,24 +113,26 @@ def exchange(group: Group, sent: Sequence[Sequence[Tensor]], received: Sequence[
     sizes = [sum(map(prod, shapes)) for shapes in received]
     flat = torch.cat([x.flatten() for tensors in sent for x in tensors])
     counts = [sum(x.numel() for x in tensors) for tensors in sent]
-    parts = _Exchange.apply(group, counts, sizes, flat).split(sizes)  # type: ignore[no-untyped-call]
+    parts = torch.split(_Exchange.apply(group, counts, sizes, flat), sizes)  # type: ignore[no-untyped-call]
     return [_unflattened(part, shapes) for part, shapes in zip(parts, received, strict=True)]
 
 
 def _unflattened(flat: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-    return [x.view(shape) for x, shape in zip(flat.split([*map(prod, shapes)]), shapes, strict=True)]
+    return [x.view(shape) for x, shape in zip(torch.split(flat, [*map(prod, shapes)]), shapes, strict=True)]
 
 
 def in_order(parts: Sequence[Tensor], shards: Shards) -> Tensor:
     """All rows in the order of their positions, from those of every rank."""
-    runs = [x for part, shard in zip(parts, shards, strict=True) if shard for x in part.split([*map(len, shard)], -2)]
+    runs = [
+        x for part, shard in zip(parts, shards, strict=True) if shard for x in torch.split(part, [*map(len, shard)], -2)
+    ]
     return torch.cat([runs[i] for i in _order(shards)], -2) if runs else parts[0]
 
 
 def of_ranks(x: Tensor, shards: Shards) -> list[Tensor]:
     """Rows of every rank, from all rows in the order of their positions."""
     order, lengths = _order(shards), [*map(len, joined(shards))]
-    runs = dict(zip(order, x.split([lengths[i] for i in order], -2), strict=True)) if order else {}
+    runs = dict(zip(order, torch.split(x, [lengths[i] for i in order], -2), strict=True)) if order else {}
     numbers = iter(range(len(order)))
     return [torch.cat([runs[next(numbers)] for _ in shard], -2) if shard else x[..., :0, :] for shard in shards]
 

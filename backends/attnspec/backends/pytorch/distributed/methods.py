@@ -99,7 +99,7 @@ class Call(NamedTuple):
     def _to_heads(self, tensors: Tensors, heads: Sequence[slice], heads_k: int, shards: Shards) -> list[Tensor]:
         """All rows of this rank's heads, from this rank's rows of all heads."""
         counts = [[(some.stop - some.start) * x.shape[-3] // max(heads_k, 1) for some in heads] for x in tensors]
-        parts = [*zip(*(x.split(count, -3) for x, count in zip(tensors, counts, strict=True)), strict=True)]
+        parts = [*zip(*(torch.split(x, count, -3) for x, count in zip(tensors, counts, strict=True)), strict=True)]
         own = parts[dist.get_rank(self.group)]
         shapes = [[(*x.shape[:-2], rows(shard), x.shape[-1]) for x in own] for shard in shards]
         received = exchange(self.group, parts, shapes)
