@@ -1,6 +1,7 @@
 """Shards: the positions of a sequence that each rank holds, as runs of consecutive positions."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 Shard = tuple[range, ...]
 """Positions of one rank: its tensors hold the rows of the first run, then those of the second, and so on."""
@@ -58,11 +59,18 @@ def slices(shard: Shard) -> Iterator[tuple[slice, range]]:
         first += len(run)
 
 
+@lru_cache(8)
+def lengths(shards: Shards) -> list[int]:
+    """Number of positions of every rank."""
+    return [*map(rows, shards)]
+
+
 def split(shard: Shard, most: int) -> Shard:
     """Runs of at most ``most`` positions, in the same order."""
     return tuple(run[first : first + most] for run in shard for first in range(0, len(run), most))
 
 
+@lru_cache(8)
 def divided_heads(heads_k: int, ranks: int) -> list[slice]:
     """Heads of keys that each rank computes when heads are sharded; some ranks may have none."""
     return [slice(run.start, run.stop) for run in _divided(heads_k, ranks)]
