@@ -24,6 +24,7 @@ CEILING_NOTES = {
     "that a subject that skips them exceeds 100%; faster products than that one do so by a little.",
     "groups": "the rate of one large matrix product, where pairs that are excluded count as work; in steps the rate at "
     "which PyTorch's sum reads 256 MiB (1 GiB on CUDA), for keys and values of 160 MiB.",
+    "sharded": "the rate of one large matrix product, where pairs that are excluded count as work.",
     "multihead": "the rate of one large matrix product, for every pair of query and key; pairs that a causal mask "
     "excludes count as work, so that a subject that skips them can exceed 100%.",
     "layers": "the rate of one large matrix product; products of other shapes can be faster, and so exceed 100%.",

@@ -37,6 +37,10 @@ def test_the_table_of_errata_is_up_to_date() -> None:
     assert runpy.run_path(str(ROOT / "docs" / "errata.py"))["table"]() == read("docs/errata.md")
 
 
+def test_the_page_of_schedules_is_up_to_date() -> None:
+    assert runpy.run_path(str(ROOT / "docs" / "schedules.py"))["page"]() == read("docs/schedules.md")
+
+
 def test_the_page_of_complexity_is_up_to_date() -> None:
     assert runpy.run_path(str(ROOT / "docs" / "complexity.py"))["table"]() == read("docs/complexity.md")
 

@@ -13,6 +13,7 @@ from benchmarks.suites import (
     recurrent,
     scaled_dot_product,
     scorers,
+    sharded,
     step,
     vision,
 )
@@ -29,6 +30,7 @@ SUITES: Mapping[str, Callable[[Settings], Iterator[Case]]] = {
     "decoders": decoders.cases,
     "vision": vision.cases,
     "scorers": scorers.cases,
+    sharded.SUITE: sharded.cases,
     never_slower.SUITE: never_slower.cases,
 }
 """Suites by name. The name is a constant ``SUITE`` where several functions of a suite make cases."""

@@ -43,7 +43,7 @@ def cases(settings: Settings) -> Iterator[Case]:
 def case(settings: Settings, n: int, name: str, mode: str) -> Case:
     """Case of one size, for whole sequences."""
     draw = Inputs(settings.device)
-    inputs = draw.normal(1, HEADS, n, FEATURES), *(draw.normal(1, HEADS_K, n, FEATURES) for _ in range(2))
+    inputs = drawn(draw, n)
     causal, window, rows = name == "causal", (WINDOW - 1, 0) if name == "window" else None, draw.rows(n)
     i = torch.arange(n, device=settings.device)
     behind = i[:, None] - i
@@ -82,6 +82,12 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
         formula=formula, comparable=lambda results: exact.comparable(first_group(results), rows, batched=3),
         baseline=F_SDPA,
     )  # fmt: skip
+
+
+def drawn(draw: Inputs, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value of whole sequences."""
+    query, key, value = (draw.normal(1, heads, n, FEATURES) for heads in (HEADS, HEADS_K, HEADS_K))
+    return query, key, value
 
 
 def first_group(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from attnspec.backends.pytorch import distributed
+from attnspec.backends.pytorch.distributed import costs
 from attnspec.spec import OPERATIONS
 from attnspec.spec.contract.tree import flatten
 from tests.budgets import assert_gradients_within_budgets, assert_within_budgets
@@ -193,6 +195,40 @@ def test_every_position_belongs_to_one_rank(divide: Any, ranks: int) -> None:
     for length in range(12):
         runs = [run for shard in divide(length, ranks) for run in shard]
         assert sorted(i for run in runs for i in run) == list(range(length))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("divide", DIVISIONS)
+def test_pairs_of_ranks_are_counted(divide: Any, causal: bool) -> None:
+    queries, keys = ([positions(shard) for shard in divide(length, 3)] for length in (13, 9))
+    expected = [[int((i[:, None] >= j).sum() if causal else len(i) * len(j)) for j in keys] for i in queries]
+    assert costs.pairs(divide(13, 3), divide(9, 3), causal).tolist() == expected
+
+
+SIZES: dict[str, Any] = {"heads": 4, "heads_k": 2, "d": 3, "d_v": 5}
+
+
+@pytest.mark.parametrize("divide", DIVISIONS)
+def test_without_delays_a_simulated_pass_takes_the_time_of_the_slowest_rank(divide: Any) -> None:
+    shards, fast, slow = divide(32, 4), {"flops": 1.0, "bandwidth": 1e30}, {"flops": 1e30, "bandwidth": 1.0}
+    operations = 2 * 4 * (3 + 5) * costs.pairs(shards, shards, True)
+    gathering, ring = (partial(distributed.forward_seconds, x, shards, shards) for x in ("all-gather", "ring"))
+    assert gathering(**SIZES, **fast, causal=True) == operations.sum(1).max()
+    block = [[int(operations[rank, rank - step]) for rank in range(4)] for step in range(4)]
+    assert operations.sum(1).max() <= ring(**SIZES, **fast, causal=True) <= sum(map(max, block))
+    sent = [distributed.communication("all-gather", r, shards, shards, **SIZES)[0].sent for r in range(4)]
+    assert gathering(**SIZES, **slow) == max(sent)
+
+
+def test_a_simulated_ring_computes_while_it_sends() -> None:
+    shards = distributed.zigzag(32, 4)
+    operations = 2 * 4 * (3 + 5) * 32 * 33 / 2 / 4
+    sent = 3 * (32 / 4) * 2 * (3 + 5) * 4
+    for bandwidth in (0.5, 2.0):
+        seconds = distributed.forward_seconds(
+            "ring", shards, shards, flops=1.0, bandwidth=bandwidth, causal=True, **SIZES
+        )
+        assert max(operations, sent / bandwidth) <= seconds <= operations + sent / bandwidth
 
 
 def test_zigzag_gives_causal_queries_the_same_number_of_keys() -> None:

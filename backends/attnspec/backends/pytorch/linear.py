@@ -6,6 +6,7 @@ is e^(G_C)S + (K e^(G_C − G))ᵀU. Where every feature decays on its own, E wo
 and queries are multiplied by e^(−G_j) and e^(G_i), in float64. No factor depends on later steps.
 """
 
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,9 @@ CHUNK, CHUNK_OF_VECTORS = 64, 7
 
 LEAST, LEAST_OF_VECTORS = -750.0, -88.0
 """Decays in place of lower ones: their exponentials are 0, or below float32's normal numbers where g is float32."""
+
+SEGMENT = 4 * CHUNK
+"""Steps whose chunks are prepared together on a CPU, so that they stay in its caches."""
 
 MOST_SINGLE_STEPS = 4
 """Most steps that are computed one by one, with less overhead than a chunk."""
@@ -57,7 +61,13 @@ def linear_attention(
     if steps <= MOST_SINGLE_STEPS:
         outputs, s = _step_by_step(q, k, v, s, g, b)
     else:
-        outputs, s = _by_chunks(q, k, v, s, g, b)
+        outputs, segment = [], SEGMENT if q.is_cpu else steps
+        rows = (torch.split(x, segment, -2) for x in (q, k, v))
+        options = (repeat(None) if x is None else torch.split(x, segment, -2) for x in (g, b))
+        # without decays or rates, their iterator is endless
+        for (queries, keys, values), others in zip(zip(*rows, strict=True), zip(*options, strict=False), strict=False):
+            of_segment, s = _by_chunks(queries, keys, values, s, *others)
+            outputs += of_segment
     output = torch.cat(outputs, -2) if steps else q.new_zeros(*batch, *q.shape[-4:-1], v.shape[-1])
     return output.flatten(-4, -3).to(dtype), s.to(dtype) if steps else s.to(dtype, copy=True)
 

@@ -54,7 +54,7 @@ def _with_empty_parts(subject: Subject, rng: np.random.Generator) -> Arguments:
     rows = logarithms.reshape(-1, logarithms.shape[-1])
     rows[0::3] = -np.inf
     rows[1::3, ::2] = -np.inf
-    rows[2::3, 1:] += rng.choice([-1e4, 1e3], rows[2::3, 1:].shape)
+    rows[2::3, 1:] += rng.permuted(np.resize([1e3, -1e4], rows[2::3, 1:].shape), axis=-1)  # both, in every row
     stored[np.isneginf(logarithms)] = np.nan
     return sampled.replaced({outputs.path: subject.exact(stored), logarithm.path: subject.exact(logarithms)})
 

@@ -6,6 +6,7 @@ from attnspec.backends.pytorch.distributed.attention import scaled_dot_product_a
 from attnspec.backends.pytorch.distributed.attention import variable_length_attention as variable_length_attention
 from attnspec.backends.pytorch.distributed.costs import Cost as Cost
 from attnspec.backends.pytorch.distributed.costs import communication as communication
+from attnspec.backends.pytorch.distributed.costs import forward_seconds as forward_seconds
 from attnspec.backends.pytorch.distributed.methods import METHODS as METHODS
 from attnspec.backends.pytorch.distributed.shards import Shard as Shard
 from attnspec.backends.pytorch.distributed.shards import Shards as Shards

@@ -5,6 +5,8 @@ Results are those of the operation of the same name, for this rank's queries. Gr
 rank's part; their sum over the ranks is the gradient. If one rank's call raises, or differs, all ranks raise.
 """
 
+from functools import partial
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.distributed.blocks import Tensors
+from attnspec.backends.pytorch.distributed.blocks import Part, Tensors
 from attnspec.backends.pytorch.distributed.collectives import Group
 from attnspec.backends.pytorch.distributed.methods import Call, Results, in_groups, on_meta
 from attnspec.backends.pytorch.distributed.shards import Shards, rows
@@ -38,6 +40,9 @@ _additive = Check("additive_attention")
 
 EVERYTHING = (None, None)
 """Window without sides."""
+
+MOST_PAIRS = 2**26
+"""Size up to which a mask of documents is held at once."""
 
 
 @follows_autocast
@@ -69,10 +74,8 @@ def grouped_query_attention(
             for name, x in on_scores.items()
         ]
 
-    def part(queries: Tensors, keys: Tensors, whole: Tensors, i: range, j: range) -> Results | None:
+    def attend(queries: Tensors, keys: Tensors, whole: Tensors, i: range, j: range) -> Results | None:
         sides = _sides(causal, window, i, j)
-        if sides is None:
-            return None
         present, bias = dict(zip(on_scores, whole, strict=True)), None
         if "bias" in present:
             bias = _block(present["bias"], i, j)
@@ -92,6 +95,7 @@ def grouped_query_attention(
     def finish(results: Results, heads: slice) -> Results:
         return _finished(results, sinks, in_groups(heads, share), query.dtype)
 
+    part = Part(attend, partial(_cut, causal, window), keeps=True)
     return call.compute(part, shape, [query], [key, value], others, finish)
 
 
@@ -121,7 +125,7 @@ def variable_length_attention(
     def others(heads: slice) -> list[Tensor]:
         return [] if slopes is None else [slopes[in_groups(heads, share)]]
 
-    def part(queries: Tensors, keys: Tensors, whole: Tensors, i: range, j: range) -> Results | None:
+    def attend(queries: Tensors, keys: Tensors, whole: Tensors, i: range, j: range) -> Results | None:
         of, to = slice(i.start, i.stop), slice(j.start, j.stop)
         distances = key_at[to] - query_at[of, None]
         near = within_window(distances, (left, 0 if causal else right))
@@ -136,7 +140,8 @@ def variable_length_attention(
     def finish(results: Results, heads: slice) -> Results:
         return _finished(results, sinks, in_groups(heads, share), query.dtype)
 
-    return call.compute(part, shape, [query], [key, value], others, finish)
+    part, most_rows = Part(attend, lambda i, j: [j], keeps=True), max(1, MOST_PAIRS // max(1, m))
+    return call.compute(part, shape, [query], [key, value], others, finish, most_rows)
 
 
 @follows_autocast
@@ -165,10 +170,8 @@ def additive_attention(
     call = Call("additive_attention", query_shards, key_shards or query_shards, method, group)
     shape = call.agree(check, (query, key, value), *options, causal)
 
-    def part(queries: Tensors, keys: Tensors, whole: Tensors, i: range, j: range) -> Results | None:
+    def attend(queries: Tensors, keys: Tensors, whole: Tensors, i: range, j: range) -> Results | None:
         sides = _sides(causal, None, i, j)
-        if sides is None:
-            return None
         pairs = None if sides == EVERYTHING else within_window(_relative(i, j, query.device), sides)
         allowed = conjunction(_block(mask, i, j), pairs)
         allowed = None if allowed is None else allowed.unsqueeze(-3).expand(*allowed.shape[:-2], 1, len(i), len(j))
@@ -180,21 +183,33 @@ def additive_attention(
         return output, logarithms
 
     a, b = projections(query, key, w_q, w_k)
-    terms = prod(shape[:-2]) * max(map(rows, call.key_shards)) * w_v.shape[0]  # of one query
+    block = (max if method == "ring" else sum)(map(rows, call.key_shards))
+    most_rows = max(1, plain.CHUNK // max(1, prod(shape[:-2]) * block * w_v.shape[0]))
     output, _ = call.compute(
-        part, (*shape[:-2], 1, *shape[-2:]), [a.unsqueeze(-3)], [b.unsqueeze(-3), upcast(value).unsqueeze(-3)],
-        lambda heads: [upcast(w_v)], lambda results, heads: results, most_rows=max(1, plain.CHUNK // max(1, terms)),
+        Part(attend, partial(_cut, causal, None), keeps=False), (*shape[:-2], 1, *shape[-2:]), [a.unsqueeze(-3)],
+        [b.unsqueeze(-3), upcast(value).unsqueeze(-3)], lambda heads: [upcast(w_v)], lambda results, heads: results,
+        most_rows,
     )  # fmt: skip
     return output.squeeze(-3).to(query.dtype)
 
 
-def _sides(causal: bool, window: Window, i: range, j: range) -> tuple[int | None, int | None] | None:
-    """Sides of the window that exclude a pair of these queries and keys; None if they exclude all pairs."""
+def _cut(causal: bool, window: Window, i: range, j: range) -> list[range]:
+    """Runs of the keys that some query sees. Those at the positions of all queries need no mask, only a flag."""
+    left, right = window or EVERYTHING
+    right = 0 if causal else right
+    if left is None and right is None:
+        return [j]
+    first = j.start if left is None else max(j.start, i.start - left)
+    last = j.stop if right is None else min(j.stop, i.stop + right)
+    edges = [first, *(x for x in (i.start, i.stop) if first < x < last), last]
+    return [range(*run) for run in pairwise(edges) if run[0] < run[1]]
+
+
+def _sides(causal: bool, window: Window, i: range, j: range) -> tuple[int | None, int | None]:
+    """Sides of the window that exclude a pair of these queries and keys."""
     left, right = window or EVERYTHING
     right = 0 if causal else right
     nearest, furthest = j.start - (i.stop - 1), j.stop - 1 - i.start  # of key position minus query position
-    if (left is not None and furthest < -left) or (right is not None and nearest > right):
-        return None
     return None if left is None or nearest >= -left else left, None if right is None or furthest <= right else right
 
 

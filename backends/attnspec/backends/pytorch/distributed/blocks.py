@@ -1,6 +1,6 @@
 """Attention of a rank's queries to blocks of keys, merged by log-sum-exp; blocks may come around a ring.
 
-A block is computed again in the backward pass: a rank never holds more than two blocks of keys of a ring.
+A block from another rank is computed again in the backward pass: a rank never holds more than two blocks of keys.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +12,26 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.distributed.collectives import Group, rotate
 from attnspec.backends.pytorch.distributed.shards import Shard, Shards, rows, slices
-from attnspec.backends.pytorch.kernels import merge_attention
 from attnspec.backends.pytorch.runtime.accumulation import upcast
 
 Tensors = Sequence[Tensor]
-Part = Callable[[Tensors, Tensors, Tensors, range, range], tuple[Tensor, Tensor] | None]
+Attend = Callable[[Tensors, Tensors, Tensors, range, range], tuple[Tensor, Tensor] | None]
 """Attention of a run of queries to a run of keys, with log-sum-exps; None if no query sees a key.
 
 Arguments are tensors with rows of queries, with rows of keys, and without rows, and the positions of both runs.
 """
+
+
+class Part(NamedTuple):
+    """Attention of a run of queries to a run of keys.
+
+    ``cut`` returns the runs of keys that some query sees, as ``attend`` computes them best. With ``keeps``, ``attend``
+    does not store all pairs for its gradients, so that those of keys at hand are kept for the backward pass.
+    """
+
+    attend: Attend
+    cut: Callable[[range, range], Sequence[range]]
+    keeps: bool
 
 
 class Problem(NamedTuple):
@@ -41,7 +52,13 @@ class Problem(NamedTuple):
         if 0 not in self.shape:
             for at, queries in slices(self.queries):
                 for of, run in slices(keys):
-                    yield at, queries, of, run
+                    for cut in self.part.cut(queries, run):
+                        first = of.start - run.start
+                        yield at, queries, slice(first + cut.start, first + cut.stop), cut
+
+    def keeps(self, step: int) -> bool:
+        """Return whether the backward pass reads results of the forward pass: only for blocks in memory anyway."""
+        return self.part.keeps and step == 0
 
     def shard(self, step: int) -> Shard:
         """Shard of the keys that this rank holds at a step."""
@@ -61,7 +78,7 @@ def _cut(tensors: Tensors, at: slice) -> list[Tensor]:
 
 
 class _Attend(torch.autograd.Function):
-    """Merged attention. The backward pass computes each block's part again.
+    """Merged attention. The backward pass computes parts again, except those of the first block if they are kept.
 
     With share = exp(part's logarithm − logarithm), output = Σ share · part's output, so the cotangent of a part's
     output is share · cotangent, and that of its logarithm share · (cotangent · (part's output − output) + cotangent of
@@ -70,22 +87,23 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, problem: Problem, of_queries: int, of_keys: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.problem, ctx.counts, ctx.kept = problem, (of_queries, of_keys), []
         queries, keys, others = _groups(tensors, of_queries, of_keys)
         output = upcast(queries[0]).new_zeros(problem.shape)
         logarithms = output.new_full(problem.shape[:-1], -torch.inf)
-        wide, block = [upcast(x) for x in others], keys
-        steps = len(problem.keys)
+        block, steps = keys, len(problem.keys)
         for step in range(steps):
-            shard, last = problem.shard(step), step == steps - 1
-            wait = None if last else rotate(problem.group, block, rows(problem.shard(step + 1)))
-            for at, positions, of, run in problem.pairs(shard):
-                part = problem.part(_cut(queries, at), _cut(block, of), wide, positions, run)
+            wait = None
+            if step < steps - 1:
+                wait = rotate(problem.group, block, rows(problem.shard(step + 1)))
+            keeps = problem.keeps(step) and any(ctx.needs_input_grad)
+            for at, positions, of, run in problem.pairs(problem.shard(step)):
+                leaves, part = _part(ctx, _cut(queries, at), _cut(block, of), others, positions, run, keeps)
                 if part is not None:
-                    outputs = torch.stack((output[..., at, :], part[0].expand_as(output[..., at, :])), -2)
-                    sums = torch.stack((logarithms[..., at], part[1].expand_as(logarithms[..., at])), -1)
-                    output[..., at, :], logarithms[..., at] = merge_attention(outputs, sums)
+                    _merge(output[..., at, :], logarithms[..., at], part[0].detach(), part[1].detach())
+                if keeps:
+                    ctx.kept.append((leaves, part))
             block = block if wait is None else wait()
-        ctx.problem, ctx.counts = problem, (of_queries, of_keys)
         ctx.save_for_backward(*tensors, output, logarithms)
         return output, logarithms
 
@@ -96,23 +114,24 @@ class _Attend(torch.autograd.Function):
         *tensors, output, logarithms = ctx.saved_tensors
         queries, keys, others = _groups(tensors, *ctx.counts)
         of_queries, of_keys, of_others = ([torch.zeros_like(upcast(x)) for x in xs] for xs in (queries, keys, others))
-        block, steps = keys, len(problem.keys)
+        block, steps, kept = keys, len(problem.keys), iter(ctx.kept)
         for step in range(steps):
             shard, following = problem.shard(step), rows(problem.shard(step + 1))
             wait = None if step == steps - 1 else rotate(problem.group, block, following)
             for at, positions, of, run in problem.pairs(shard):
-                leaves = [*_cut(queries, at), *_cut(block, of), *map(upcast, others)]
-                leaves = [x.detach().requires_grad_() for x in leaves]
-                with torch.enable_grad():
-                    part = problem.part(*_groups(leaves, *ctx.counts), positions, run)
-                    if part is None:
-                        continue
-                    part = part[0].expand_as(output[..., at, :]), part[1].expand_as(logarithms[..., at])
+                if problem.keeps(step):
+                    leaves, part = next(kept)
+                else:
+                    leaves, part = _part(ctx, _cut(queries, at), _cut(block, of), others, positions, run, True)
+                if part is None:
+                    continue
                 cotangents = _cotangents(
                     part[0].detach(), part[1].detach(), output[..., at, :], logarithms[..., at],
                     of_output[..., at, :], of_logarithms[..., at],
                 )  # fmt: skip
-                gradients = torch.autograd.grad(part, leaves, cotangents, allow_unused=True, materialize_grads=True)
+                gradients = torch.autograd.grad(
+                    part, leaves, cotangents, problem.keeps(step), allow_unused=True, materialize_grads=True
+                )  # kept parts may be differentiated again
                 targets = [
                     *(x[..., at, :] for x in of_queries), *(x[..., of, :] for x in of_keys), *of_others
                 ]  # fmt: skip
@@ -125,14 +144,38 @@ class _Attend(torch.autograd.Function):
         return None, None, None, *(total.to(x.dtype) for total, x in totals)
 
 
-def _cotangents(part: Tensor, logarithm: Tensor, output: Tensor, total: Tensor, of_output: Tensor,
+def _part(
+    ctx: Any, queries: Tensors, keys: Tensors, others: Tensors, i: range, j: range, tracked: bool
+) -> tuple[Tensors, tuple[Tensor, Tensor] | None]:
+    """Widened inputs of a part, and its results, recorded by autograd if ``tracked``."""
+    leaves = [x.detach().requires_grad_(tracked) for x in (*queries, *keys, *map(upcast, others))]
+    with torch.set_grad_enabled(tracked):
+        results = ctx.problem.part.attend(*_groups(leaves, *ctx.counts), i, j)
+        if results is None:
+            return leaves, None
+        shape = *ctx.problem.shape[:-2], len(i), ctx.problem.shape[-1]
+        return leaves, (results[0].expand(shape), results[1].expand(shape[:-1]))
+
+
+def _merge(output: Tensor, logarithms: Tensor, part: Tensor, part_logarithms: Tensor) -> None:
+    """Add a part to the results in place."""
+    total = torch.logaddexp(logarithms, part_logarithms)
+    output.mul_(_share(logarithms, total)).addcmul_(part, _share(part_logarithms, total))
+    logarithms.copy_(total)
+
+
+def _share(logarithms: Tensor, total: Tensor) -> Tensor:
+    """Weights of a part's rows in the sum of all parts; 0 where the part has no key."""
+    return (logarithms - total).exp().masked_fill(logarithms == -torch.inf, 0).unsqueeze(-1)
+
+
+def _cotangents(part: Tensor, logarithms: Tensor, output: Tensor, total: Tensor, of_output: Tensor,
                 of_total: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Cotangents of a part's output and logarithm; 0 where the part has no key."""
-    without_keys = logarithm == -torch.inf
-    share = (logarithm - total).exp()
-    of_logarithm = share * ((of_output * (part - output)).sum(-1) + of_total)
-    of_part = share.unsqueeze(-1) * of_output
-    return of_part.masked_fill(without_keys.unsqueeze(-1), 0), of_logarithm.masked_fill(without_keys, 0)
+    """Cotangents of a part's output and logarithms; 0 where the part has no key."""
+    of_part = _share(logarithms, total) * of_output
+    of_logarithms = (of_part * (part - output)).sum(-1) + _share(logarithms, total).squeeze(-1) * of_total
+    without_keys = logarithms == -torch.inf
+    return of_part.masked_fill(without_keys.unsqueeze(-1), 0), of_logarithms.masked_fill(without_keys, 0)
 
 
 def _groups(tensors: Sequence[Tensor], of_queries: int, of_keys: int) -> tuple[Tensors, Tensors, Tensors]:

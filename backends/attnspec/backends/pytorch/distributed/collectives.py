@@ -1,18 +1,19 @@
 """Collectives of ``torch.distributed`` with gradients, for tensors whose rows are sharded.
 
-A tensor (…, rows, features) is sent as a matrix (rows, all other numbers), so that the shards of all ranks are
-concatenated by rows. PyTorch's own differentiable collectives expect shards of one size, and some are private.
+Tensors for one rank are sent together, flattened. PyTorch's own differentiable collectives expect shards of one size,
+and some are private.
 """
 
 import hashlib
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from attnspec.backends.pytorch.distributed.shards import features
+from attnspec.backends.pytorch.distributed.shards import Shards, joined, rows
 from attnspec.backends.pytorch.runtime.accumulation import upcast
 
 T = TypeVar("T")
@@ -52,48 +53,38 @@ def agree(operation: str, group: Group, device: torch.device, check: Callable[[]
     return result
 
 
-def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """Matrix (rows, numbers) of tensors with the same rows."""
-    return torch.cat([x.movedim(-2, 0).flatten(1) for x in tensors], 1)
-
-
-def unpack(matrix: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Tensors of a matrix, of these shapes but for their number of rows."""
-    parts = torch.split(matrix, [features(shape) for shape in shapes], 1)
-    return [
-        part.reshape(len(matrix), *shape[:-2], shape[-1]).movedim(0, -2)
-        for part, shape in zip(parts, shapes, strict=True)
-    ]
-
-
 class _Gather(torch.autograd.Function):
-    """Rows of all ranks, widened; the gradient of a row is the sum of all ranks' gradients.
+    """Numbers of every rank, widened; the gradient of a number is the sum of all ranks' gradients.
 
-    Shards are padded to the longest, since gloo gathers only equal sizes. Gradients are sent and added widened.
+    Ranks' numbers are padded to the largest count, since gloo gathers only equal sizes. Gradients are sent and added
+    widened.
     """
 
     @staticmethod
-    def forward(ctx: Any, group: Group, sizes: list[int], x: Tensor) -> Tensor:
+    def forward(ctx: Any, group: Group, sizes: list[int], x: Tensor) -> tuple[Tensor, ...]:
         ctx.group, ctx.sizes, ctx.dtype = group, sizes, x.dtype
-        padded = x.new_zeros(max(sizes), x.shape[1])
-        padded[: len(x)] = x
-        received = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(received, padded, group=group)
-        return upcast(torch.cat([part[:size] for part, size in zip(received, sizes, strict=True)]))
+        most = max(sizes)
+        padded = x if len(x) == most else torch.cat((x, x.new_zeros(most - len(x))))
+        received = x.new_empty(len(sizes), most)
+        dist.all_gather([*received], padded, group=group)
+        return tuple(upcast(part[:size]) for part, size in zip(received, sizes, strict=True))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor]:
-        own = ctx.sizes[dist.get_rank(ctx.group)]
-        received = gradient.new_empty(len(ctx.sizes) * own, gradient.shape[1])
-        dist.all_to_all_single(received, gradient.contiguous(), [own] * len(ctx.sizes), ctx.sizes, group=ctx.group)
-        return None, None, received.view(len(ctx.sizes), own, gradient.shape[1]).sum(0).to(ctx.dtype)
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, Tensor]:
+        own, ranks = ctx.sizes[dist.get_rank(ctx.group)], len(ctx.sizes)
+        received = gradients[0].new_empty(ranks * own)
+        dist.all_to_all_single(received, torch.cat(gradients), [own] * ranks, ctx.sizes, group=ctx.group)
+        return None, None, received.view(ranks, own).sum(0).to(ctx.dtype)
 
 
-def gather(group: Group, sizes: list[int], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors with the rows of all ranks, ``sizes`` of each, by one all-gather."""
-    matrix = _Gather.apply(group, sizes, pack(tensors))  # type: ignore[no-untyped-call]
-    return unpack(matrix, [tuple(x.shape) for x in tensors])
+def gather(group: Group, shards: Shards, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors with all rows, in the order of their positions, by one all-gather."""
+    shapes = [[(*x.shape[:-2], rows(shard), x.shape[-1]) for x in tensors] for shard in shards]
+    flat = torch.cat([x.flatten() for x in tensors])
+    parts = _Gather.apply(group, [sum(map(prod, each)) for each in shapes], flat)  # type: ignore[no-untyped-call]
+    parts = [_unflattened(part, each) for part, each in zip(parts, shapes, strict=True)]
+    return [in_order(of_ranks, shards) for of_ranks in zip(*parts, strict=True)]
 
 
 class _Exchange(torch.autograd.Function):
@@ -103,7 +94,7 @@ class _Exchange(torch.autograd.Function):
     def forward(ctx: Any, group: Group, sent: list[int], received: list[int], x: Tensor) -> Tensor:
         ctx.group, ctx.sent, ctx.received = group, sent, received
         result = x.new_empty(sum(received))
-        dist.all_to_all_single(result, x.contiguous(), received, sent, group=group)
+        dist.all_to_all_single(result, x, received, sent, group=group)
         return result
 
     @staticmethod
@@ -114,12 +105,42 @@ class _Exchange(torch.autograd.Function):
         return None, None, None, result
 
 
-def exchange(group: Group, sent: Sequence[Tensor], received: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Send a matrix to each rank; return those of each rank, of these shapes, by one all-to-all."""
-    sizes = [n * m for n, m in received]
-    flat = torch.cat([x.flatten() for x in sent])
-    result = _Exchange.apply(group, [x.numel() for x in sent], sizes, flat)  # type: ignore[no-untyped-call]
-    return [part.view(shape) for part, shape in zip(result.split(sizes), received, strict=True)]
+Shape = tuple[int, ...]
+
+
+def exchange(group: Group, sent: Sequence[Sequence[Tensor]], received: Sequence[Sequence[Shape]]) -> list[list[Tensor]]:
+    """Send tensors to each rank; return those of each rank, of these shapes, by one all-to-all."""
+    sizes = [sum(map(prod, shapes)) for shapes in received]
+    flat = torch.cat([x.flatten() for tensors in sent for x in tensors])
+    counts = [sum(x.numel() for x in tensors) for tensors in sent]
+    parts = torch.split(_Exchange.apply(group, counts, sizes, flat), sizes)  # type: ignore[no-untyped-call]
+    return [_unflattened(part, shapes) for part, shapes in zip(parts, received, strict=True)]
+
+
+def _unflattened(flat: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    return [x.view(shape) for x, shape in zip(torch.split(flat, [*map(prod, shapes)]), shapes, strict=True)]
+
+
+def in_order(parts: Sequence[Tensor], shards: Shards) -> Tensor:
+    """All rows in the order of their positions, from those of every rank."""
+    runs = [
+        x for part, shard in zip(parts, shards, strict=True) if shard for x in torch.split(part, [*map(len, shard)], -2)
+    ]
+    return torch.cat([runs[i] for i in _order(shards)], -2) if runs else parts[0]
+
+
+def of_ranks(x: Tensor, shards: Shards) -> list[Tensor]:
+    """Rows of every rank, from all rows in the order of their positions."""
+    order, lengths = _order(shards), [*map(len, joined(shards))]
+    runs = dict(zip(order, torch.split(x, [lengths[i] for i in order], -2), strict=True)) if order else {}
+    numbers = iter(range(len(order)))
+    return [torch.cat([runs[next(numbers)] for _ in shard], -2) if shard else x[..., :0, :] for shard in shards]
+
+
+def _order(shards: Shards) -> list[int]:
+    """Numbers of the runs of all ranks, by position."""
+    runs = joined(shards)
+    return sorted(range(len(runs)), key=lambda i: (runs[i].start, runs[i].stop))
 
 
 def rotate(group: Group, tensors: Sequence[Tensor], rows: int) -> Callable[[], list[Tensor]]:

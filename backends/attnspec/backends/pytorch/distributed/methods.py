@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from attnspec.backends.pytorch.distributed.blocks import Part, Problem, Tensors, attend
-from attnspec.backends.pytorch.distributed.collectives import Group, agree, exchange, gather, pack, unpack
-from attnspec.backends.pytorch.distributed.shards import Shards, divided_heads, features, joined, length_of, rows, split
+from attnspec.backends.pytorch.distributed.collectives import Group, agree, exchange, gather, in_order, of_ranks
+from attnspec.backends.pytorch.distributed.shards import Shards, all_positions, divided_heads, length_of, rows, split
 
 T = TypeVar("T")
 Results = tuple[Tensor, Tensor]
@@ -65,14 +65,12 @@ class Call(NamedTuple):
         heads of keys, ``finish`` rounds the results of some heads. A part has at most ``most_rows`` queries.
         """
         rank, group = dist.get_rank(self.group), self.group
-        own, lengths = self.query_shards[rank], [rows(shard) for shard in self.key_shards]
         if self.method == "heads":
             return self._by_heads(part, shape, queries, keys, others, finish, most_rows)
-        shape = (*shape[:-2], rows(own), shape[-1])
-        shards, ring = self.key_shards, self.method == "ring"
+        own, shards, ring = self.query_shards[rank], self.key_shards, self.method == "ring"
         if not ring:
-            keys, shards = gather(group, lengths, keys), (joined(shards),)
-        problem = Problem(part, shape, split(own, most_rows), shards, ring, group)
+            keys, shards = gather(group, shards, keys), (all_positions(shards),)
+        problem = Problem(part, (*shape[:-2], rows(own), shape[-1]), split(own, most_rows), shards, ring, group)
         return finish(attend(problem, queries, keys, others(slice(None))), slice(None))
 
     def _by_heads(
@@ -80,32 +78,32 @@ class Call(NamedTuple):
         finish: Callable[[Results, slice], Results], most_rows: int,
     ) -> Results:  # fmt: skip
         """Exchange some rows of all heads for all rows of some heads, attend, exchange back."""
-        rank, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-        heads_k = keys[0].shape[-3]
-        heads, lengths = divided_heads(heads_k, ranks), [rows(shard) for shard in self.query_shards]
+        rank, heads_k = dist.get_rank(self.group), keys[0].shape[-3]
+        heads = divided_heads(heads_k, dist.get_world_size(self.group))
         queries = self._to_heads(queries, heads, heads_k, self.query_shards)
         keys = self._to_heads(keys, heads, heads_k, self.key_shards)
-        query_shard, blocks = split(joined(self.query_shards), most_rows), (joined(self.key_shards),)
+        query_shard, key_shard = map(all_positions, (self.query_shards, self.key_shards))
 
         def shape_of(some: slice, n: int) -> tuple[int, ...]:
             return *shape[:-3], (some.stop - some.start) * shape[-3] // max(heads_k, 1), n, shape[-1]
 
-        problem = Problem(part, shape_of(heads[rank], sum(lengths)), query_shard, blocks, False, self.group)
-        output, logarithms = finish(attend(problem, queries, keys, others(heads[rank])), heads[rank])
-        matrix = pack([output, logarithms.unsqueeze(-1)])
-        shapes = [(x, (*x[:-1], 1)) for x in (shape_of(some, lengths[rank]) for some in heads)]
-        sizes = [(lengths[rank], features(x) + features(y)) for x, y in shapes]
-        received = exchange(self.group, torch.split(matrix, lengths), sizes)
-        outputs, sums = zip(*(unpack(x, both) for x, both in zip(received, shapes, strict=True)), strict=True)
-        return torch.cat(outputs, -3), torch.cat(sums, -3).squeeze(-1)
+        whole = shape_of(heads[rank], rows(query_shard))
+        problem = Problem(part, whole, split(query_shard, most_rows), (key_shard,), False, self.group)
+        results = finish(attend(problem, queries, keys, others(heads[rank])), heads[rank])
+        parts = [of_ranks(x, self.query_shards) for x in (results[0], results[1].unsqueeze(-1))]
+        shapes = [shape_of(some, rows(self.query_shards[rank])) for some in heads]
+        received = exchange(self.group, [*zip(*parts, strict=True)], [(x, (*x[:-1], 1)) for x in shapes])
+        output, logarithms = (torch.cat(xs, -3) for xs in zip(*received, strict=True))
+        return output, logarithms.squeeze(-1)
 
     def _to_heads(self, tensors: Tensors, heads: Sequence[slice], heads_k: int, shards: Shards) -> list[Tensor]:
         """All rows of this rank's heads, from this rank's rows of all heads."""
-        parts = [[x[..., in_groups(some, x.shape[-3] // max(heads_k, 1)), :, :] for x in tensors] for some in heads]
-        shapes = [tuple(x.shape) for x in parts[dist.get_rank(self.group)]]
-        width = sum(map(features, shapes))
-        received = exchange(self.group, [pack(part) for part in parts], [(rows(shard), width) for shard in shards])
-        return unpack(torch.cat(received), shapes)
+        counts = [[(some.stop - some.start) * x.shape[-3] // max(heads_k, 1) for some in heads] for x in tensors]
+        parts = [*zip(*(torch.split(x, count, -3) for x, count in zip(tensors, counts, strict=True)), strict=True)]
+        own = parts[dist.get_rank(self.group)]
+        shapes = [[(*x.shape[:-2], rows(shard), x.shape[-1]) for x in own] for shard in shards]
+        received = exchange(self.group, parts, shapes)
+        return [in_order(xs, shards) for xs in zip(*received, strict=True)]
 
 
 def in_groups(heads: slice, share: int) -> slice:

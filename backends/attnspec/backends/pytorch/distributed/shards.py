@@ -1,7 +1,7 @@
 """Shards: the positions of a sequence that each rank holds, as runs of consecutive positions."""
 
 from collections.abc import Iterator
-from math import prod
+from functools import lru_cache
 
 Shard = tuple[range, ...]
 """Positions of one rank: its tensors hold the rows of the first run, then those of the second, and so on."""
@@ -31,8 +31,13 @@ def rows(shard: Shard) -> int:
 
 
 def joined(shards: Shards) -> Shard:
-    """All runs, in the order of ranks: the rows of a tensor gathered from all ranks."""
+    """All runs, in the order of ranks."""
     return tuple(run for shard in shards for run in shard)
+
+
+def all_positions(shards: Shards) -> Shard:
+    """One run of all positions: the rows of a tensor gathered from all ranks."""
+    return (range(rows(joined(shards))),)
 
 
 def length_of(shards: Shards, ranks: int, argument: str) -> int:
@@ -54,16 +59,18 @@ def slices(shard: Shard) -> Iterator[tuple[slice, range]]:
         first += len(run)
 
 
+@lru_cache(8)
+def lengths(shards: Shards) -> list[int]:
+    """Number of positions of every rank."""
+    return [*map(rows, shards)]
+
+
 def split(shard: Shard, most: int) -> Shard:
     """Runs of at most ``most`` positions, in the same order."""
     return tuple(run[first : first + most] for run in shard for first in range(0, len(run), most))
 
 
+@lru_cache(8)
 def divided_heads(heads_k: int, ranks: int) -> list[slice]:
     """Heads of keys that each rank computes when heads are sharded; some ranks may have none."""
     return [slice(run.start, run.stop) for run in _divided(heads_k, ranks)]
-
-
-def features(shape: tuple[int, ...]) -> int:
-    """Numbers per row of a tensor (…, rows, features)."""
-    return prod(shape[:-2]) * shape[-1]
