@@ -655,9 +655,6 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "linear_attention": linear_recurrence,
     "add_rms_norm": lambda x, residual, weight, **how: (rms_normalized(x + residual, weight, **how), x + residual),
     "feed_forward": perceptron,
-    "gated_feed_forward": lambda x, w_gate, w_up, w_down: (
-        (x @ w_gate.mT * (x @ w_gate.mT).sigmoid() * (x @ w_up.mT)) @ w_down.mT
-    ),
     "gru_cell": gru,
     "lstm_cell": lstm,
     **{kind: sequence(kind) for kind in STEPS},

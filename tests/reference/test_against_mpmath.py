@@ -351,11 +351,6 @@ def linear_recurrence(a: dict[str, Any]) -> list[Any]:
     return [outputs, [state(h, steps).tolist() for h in range(heads_k)]]
 
 
-def gated_network(a: dict[str, Any]) -> Row:
-    gates, units = (linear([a["x"]], a[name])[0] for name in ("w_gate", "w_up"))
-    return linear([[z * sigmoid(z) * u for z, u in zip(gates, units, strict=True)]], a["w_down"])[0]
-
-
 def rms_normalized(row: Row, a: dict[str, Any]) -> list[Any]:
     more = 1 if choice("rms_weight") == "plus-one" else 0
     root = mp.sqrt(mp.fsum(x**2 for x in row) / len(row) + mp.mpf(float(a.get("epsilon", 1e-6))))
@@ -852,7 +847,6 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "add_rms_norm": lambda a: (lambda z: [rms_normalized(z, a), z])(
         [x + r for x, r in zip(a["x"], a["residual"], strict=True)]
     ),
-    "gated_feed_forward": gated_network,
     "feed_forward": lambda a: perceptron(a["x"], a["parameters"]),
     "gru_cell": gru,
     "lstm_cell": lstm,

@@ -12,7 +12,6 @@ from attnspec.reference.defining.choices import choice
 from attnspec.reference.defining.definition import defines
 from attnspec.reference.masking import joint_mask
 from attnspec.reference.multihead import merge_heads, multi_head_attention
-from attnspec.reference.normalization import sigmoid
 from attnspec.reference.positional import learned_positions, sinusoidal_positional_encoding
 from attnspec.reference.seq2seq import for_every_query, output_distribution
 from attnspec.spec.multihead import MultiHeadParameters
@@ -31,7 +30,6 @@ from attnspec.spec.transformer import (
     EncoderStack,
     FeedForward,
     FeedForwardParameters,
-    GatedFeedForward,
     KeyValueCache,
     LanguageModelParameters,
     LayerNorm,
@@ -50,7 +48,6 @@ __all__ = [
     "encoder_only",
     "encoder_stack",
     "feed_forward",
-    "gated_feed_forward",
     "layer_norm",
     "rms_norm",
 ]
@@ -299,17 +296,4 @@ def feed_forward(
     """y = W₂ max(0, W₁x + b₁) + b₂ at every position."""
     hidden = np.maximum(project(x, parameters.w_1) + parameters.b_1, 0)
     result: np.ndarray = project(hidden, parameters.w_2) + parameters.b_2
-    return result
-
-
-@defines(GatedFeedForward[np.ndarray])
-def gated_feed_forward(
-    x: Float[np.ndarray, "*batch d"],
-    w_gate: Float[np.ndarray, "f d"],
-    w_up: Float[np.ndarray, "f d"],
-    w_down: Float[np.ndarray, "d f"],
-) -> Float[np.ndarray, "*batch d"]:
-    """y = W_d (silu(W_g x) ⊙ W_u x) at every position; silu(z) = z·σ(z)."""
-    gate = project(x, w_gate)
-    result: np.ndarray = project(gate * sigmoid(gate) * project(x, w_up), w_down)
     return result

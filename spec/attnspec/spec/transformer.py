@@ -12,7 +12,7 @@ from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.semantics import depends_on
-from attnspec.spec.contract.sources import BA, DEVLIN, GEMMA, RADFORD, S2, S3, S4, SHAZEER, VASWANI, ZHANG
+from attnspec.spec.contract.sources import BA, DEVLIN, GEMMA, RADFORD, S2, S3, S4, VASWANI, ZHANG
 from attnspec.spec.multihead import MultiHeadParameters
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "EncoderStack",
     "FeedForward",
     "FeedForwardParameters",
-    "GatedFeedForward",
     "KeyValueCache",
     "LanguageModelParameters",
     "LayerNorm",
@@ -156,31 +155,6 @@ class FeedForward(Protocol[Array]):
 
     def __call__(
         self, x: Float[Array, "*batch d"], parameters: FeedForwardParameters[Array]
-    ) -> Float[Array, "*batch d"]: ...
-
-
-@operation(
-    "gated_feed_forward",
-    chapter="transformer",
-    formula=r"y = W_d (\operatorname{silu}(W_g x) \odot W_u x),\quad \operatorname{silu}(z) = z / (1 + e^{-z})",
-    sources=[SHAZEER.passage("2 Gated linear units (GLU) and variants: SwiGLU")],
-    axes={"d": Axis.WIDTH},
-    linear="w_up",
-)
-class GatedFeedForward(Protocol[Array]):
-    """Gated feed-forward network (SwiGLU): hidden units multiplied by the SiLU of their gates.
-
-    Where: g is `w_gate`, u `w_up` and d `w_down`, without biases, as in Llama. Weights are (out, in). The result is in
-    units of W_d × W_u × x, each times those of the gates.
-    Domain: No sum overflows.
-    """
-
-    def __call__(
-        self,
-        x: Float[Array, "*batch d"],
-        w_gate: Float[Array, "f d"],
-        w_up: Float[Array, "f d"],
-        w_down: Float[Array, "d f"],
     ) -> Float[Array, "*batch d"]: ...
 
 
@@ -541,7 +515,6 @@ class TransformerOperations(Generic[Array]):
     rms_norm: RMSNorm[Array]
     add_rms_norm: AddRMSNorm[Array]
     feed_forward: FeedForward[Array]
-    gated_feed_forward: GatedFeedForward[Array]
     encoder_layer: EncoderLayer[Array]
     encoder_stack: EncoderStack[Array]
     decoder_layer: DecoderLayer[Array]
@@ -559,7 +532,6 @@ class TransformerTable(TypedDict, Generic[Array], total=False):
     rms_norm: RMSNorm[Array]
     add_rms_norm: AddRMSNorm[Array]
     feed_forward: FeedForward[Array]
-    gated_feed_forward: GatedFeedForward[Array]
     encoder_layer: EncoderLayer[Array]
     encoder_stack: EncoderStack[Array]
     decoder_layer: DecoderLayer[Array]

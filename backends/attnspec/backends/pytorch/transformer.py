@@ -33,7 +33,6 @@ from attnspec.spec import (
     EncoderStack,
     FeedForward,
     FeedForwardParameters,
-    GatedFeedForward,
     KeyValueCache,
     LanguageModelParameters,
     LayerNorm,
@@ -54,7 +53,6 @@ __all__ = [
     "encoder_only",
     "encoder_stack",
     "feed_forward",
-    "gated_feed_forward",
     "layer_norm",
     "rms_norm",
 ]
@@ -64,7 +62,6 @@ _rms_norm = Check("rms_norm")
 _add_rms_norm = Check("add_rms_norm")
 _encoder_stack = Check("encoder_stack")
 _feed_forward = Check("feed_forward")
-_gated_feed_forward = Check("gated_feed_forward")
 _encoder_layer = Check("encoder_layer")
 _decoder_layer = Check("decoder_layer")
 _decoder_stack = Check("decoder_stack")
@@ -130,20 +127,6 @@ def feed_forward(x: Float[Tensor, "*batch d"], parameters: FeedForwardParameters
     """Two linear layers with ReLU in between; half dtypes in float32."""
     _feed_forward(x, parameters)
     return _apply_network(x, parameters).to(x.dtype)
-
-
-@implements(GatedFeedForward[Tensor])
-@follows_autocast
-def gated_feed_forward(
-    x: Float[Tensor, "*batch d"],
-    w_gate: Float[Tensor, "f d"],
-    w_up: Float[Tensor, "f d"],
-    w_down: Float[Tensor, "d f"],
-) -> Float[Tensor, "*batch d"]:
-    """Linear layers and PyTorch's SiLU; half dtypes in float32."""
-    _gated_feed_forward(x, w_gate, w_up, w_down)
-    hidden = torch.nn.functional.silu(wide_linear(x, w_gate)) * wide_linear(x, w_up)
-    return wide_linear(hidden, w_down).to(x.dtype)
 
 
 @implements(EncoderLayer[Tensor])

@@ -243,22 +243,6 @@ def relu_homogeneity(subject: Subject, arguments: Arguments, rng: np.random.Gene
     return bool(expected.size)
 
 
-@checks(law.GATE_AND_UNITS)
-def gate_and_units(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Exchange gates and units in the difference of the results for gates and negated gates."""
-    _, (gate, gates), (unit, units), _ = ((leaf.path, x) for leaf, x in arguments.floats)
-
-    def difference(first: Numbers, second: Numbers) -> tuple[Numbers, Numbers, Arguments]:
-        once, negated = (arguments.replaced({gate: x, unit: second}) for x in (first, -first))
-        slack = subject.budget(once) + subject.budget(negated)
-        return wide(subject.call(once)) - wide(subject.call(negated)), slack, negated
-
-    expected, doubt, _ = difference(gates, units)
-    got, slack, exchanged = difference(units, gates)
-    subject.demand_match(got, expected, slack + doubt, exchanged, "with gates and units exchanged, the difference")
-    return bool(expected.size)
-
-
 @checks(law.STACK_IS_COMPOSITION)
 def stack_is_composition(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Call without layers; except in 16 bits, call lower and upper layers in turn."""

@@ -18,7 +18,6 @@ from attnspec.spec.transformer import (
     EncoderLayerParameters,
     EncoderStack,
     FeedForward,
-    GatedFeedForward,
     FeedForwardParameters,
     LayerNorm,
     LayerNormParameters,
@@ -339,68 +338,6 @@ def leaky_relu(correct: Formulas, x: Numbers) -> Numbers:
 def one_bias(correct: Formulas, x: Numbers, p: FeedForwardParameters[Numbers]) -> Numbers:
     """The second bias b₂ is left out."""
     return Formulas.feed_forward(correct, x, FeedForwardParameters(p.w_1, p.b_1, p.w_2, p.b_2 * p.b_2.dtype.type(0)))
-
-
-@mutant(
-    "gates and units exchanged",
-    replaces="gated_feed_forward",
-    operations=(GatedFeedForward,),
-    breaks=("operation.oracle", "operation.gradient"),
-    source="weights joined as up and gate, split as gate and up",
-)
-def gates_and_units_exchanged(
-    correct: Formulas, x: Numbers, w_gate: Numbers, w_up: Numbers, w_down: Numbers
-) -> Numbers:
-    """The units pass through SiLU, and the gates multiply them."""
-    return Formulas.gated_feed_forward(correct, x, w_up, w_gate, w_down)
-
-
-@mutant(
-    "sigmoid gates",
-    replaces="silu",
-    operations=(GatedFeedForward,),
-    breaks=("transformer.gate-and-units", "operation.oracle"),
-    source="Shazeer 2020: the gated linear unit GLU",
-)
-def sigmoid_gates(correct: Formulas, z: Numbers) -> Numbers:
-    """Gates are σ(z) in place of z·σ(z)."""
-    return correct.gate(z)
-
-
-@mutant(
-    "SiLU with 1.702 in its exponential",
-    replaces="silu",
-    operations=(GatedFeedForward,),
-    breaks=("operation.oracle",),
-    source="the approximation of GELU by z·σ(1.702z), with which gpt-oss gates",
-)
-def quick_gelu_gates(correct: Formulas, z: Numbers) -> Numbers:
-    """Gates are z·σ(1.702z)."""
-    return z * correct.gate(z * z.dtype.type(1.702))
-
-
-@mutant(
-    "units without activation",
-    replaces="silu",
-    operations=(GatedFeedForward,),
-    breaks=("operation.oracle",),
-    source="Shazeer 2020: the bilinear unit",
-)
-def bilinear_units(correct: Formulas, z: Numbers) -> Numbers:
-    """Gates multiply units as they are."""
-    return z
-
-
-@mutant(
-    "gates of the next unit",
-    replaces="gated_feed_forward",
-    operations=(GatedFeedForward,),
-    breaks=("operation.oracle",),
-    source="gates and units stored in turn, read one place too far",
-)
-def gates_of_next_unit(correct: Formulas, x: Numbers, w_gate: Numbers, w_up: Numbers, w_down: Numbers) -> Numbers:
-    """Every unit is multiplied by the gate of the next one."""
-    return Formulas.gated_feed_forward(correct, x, np.roll(w_gate, -1, axis=0), w_up, w_down)
 
 
 @mutant(

@@ -18,7 +18,7 @@ from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.positional import SinusoidalPositionalEncoding
 from attnspec.spec.recurrent import LSTM, StackedLSTM
 from attnspec.spec.seq2seq import BeamDecode
-from attnspec.spec.transformer import EncoderStack, GatedFeedForward, LayerNorm
+from attnspec.spec.transformer import EncoderStack, LayerNorm
 
 
 @rediscovered(
@@ -209,31 +209,3 @@ def lengths_of_the_step(correct: Formulas, lengths: Numbers, ended: Numbers, ste
 def lengths_with_the_prompt(correct: Formulas, lengths: Numbers, exponent: float) -> Numbers:
     """The length penalty counts the token before the sentence, too."""
     return Formulas.penalty(correct, lengths + 1, exponent)
-
-
-@rediscovered(
-    "ml-explore/mlx-lm#767",
-    "Fix swiglu parameter order",
-    framework="MLX LM",
-    operation=GatedFeedForward,
-    breaks=("operation.oracle",),
-    replaces="gated_feed_forward",
-)
-def units_as_gates(correct: Formulas, x: Numbers, w_gate: Numbers, w_up: Numbers, w_down: Numbers) -> Numbers:
-    """SiLU is applied to the units, and the gates multiply them as they are."""
-    return Formulas.gated_feed_forward(correct, x, w_up, w_gate, w_down)
-
-
-@rediscovered(
-    "Nijikadesu/breakdown-minimind#3",
-    "SwiGLU的代码问题",
-    framework="breakdown-minimind",
-    operation=GatedFeedForward,
-    breaks=("operation.oracle",),
-    replaces="gated_feed_forward",
-)
-def silu_of_products(correct: Formulas, x: Numbers, w_gate: Numbers, w_up: Numbers, w_down: Numbers) -> Numbers:
-    """SiLU is applied to the product of gates and units."""
-    rows = x[..., None, :]
-    hidden = correct.silu(correct.project(rows, w_gate) * correct.project(rows, w_up))
-    return correct.project(hidden, w_down)[..., 0, :]

@@ -12,7 +12,6 @@ from attnspec.spec.transformer import (
     EncoderStack,
     FeedForward,
     FeedForwardParameters,
-    GatedFeedForward,
     LayerNorm,
     LayerNormParameters,
     RMSNorm,
@@ -116,25 +115,6 @@ class HiddenInParts(Formulas):
             hidden = self.relu(self.project(rows, p.w_1[part]) + p.b_1[part])
             total = total + self.project(hidden, p.w_2[:, part])
         return total[..., 0, :]
-
-
-@variant("gates divided by 1 + exp(−z), units in two parts", operations=(GatedFeedForward,))
-class GatesInTwoParts(Formulas):
-    """Gates are z/(1 + exp(−z)); halves of the hidden units are projected separately and summed."""
-
-    def gated_feed_forward(self, x: Numbers, w_gate: Numbers, w_up: Numbers, w_down: Numbers) -> Numbers:
-        """The gated network in two parts, as if spread over devices."""
-        half = len(w_gate) // 2
-        first, second = (
-            Formulas.gated_feed_forward(self, x, w_gate[part], w_up[part], w_down[:, part])
-            for part in (slice(half), slice(half, None))
-        )
-        return first + second
-
-    def silu(self, z: Numbers) -> Numbers:
-        """One division; exp(−z) may overflow, which makes the gate 0."""
-        with np.errstate(over="ignore"):
-            return z / (1 + np.exp(-z))
 
 
 @variant("patches by a convolution", operations=(PatchEmbedding, VitEncoder), differentiable=False)

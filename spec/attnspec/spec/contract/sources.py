@@ -130,7 +130,6 @@ SRIVASTAVA = Source(
     url="https://jmlr.org/papers/v15/srivastava14a.html",
 )
 SU = Source("Su 2021", "RoFormer: enhanced transformer with rotary position embedding (arXiv:2104.09864)")
-SHAZEER = Source("Shazeer 2020", "GLU variants improve transformer (arXiv:2002.05202)")
 VASWANI = Source("Vaswani 2017", "Attention is all you need (arXiv:1706.03762)")
 WANG_QWEN = Source(
     "Wang 2024",

@@ -1,7 +1,7 @@
 """Laws of transformers."""
 
 from attnspec.spec.contract.law import law, of
-from attnspec.spec.contract.sources import BA, GEMMA, S2, S3, SHAZEER, VASWANI, ZHANG
+from attnspec.spec.contract.sources import BA, GEMMA, S2, S3, VASWANI, ZHANG
 from attnspec.spec.recurrent import StackedGRU, StackedLSTM, StackedRNN
 from attnspec.spec.transformer import (
     AddRMSNorm,
@@ -14,7 +14,6 @@ from attnspec.spec.transformer import (
     EncoderOnly,
     EncoderStack,
     FeedForward,
-    GatedFeedForward,
     LayerNorm,
     RMSNorm,
 )
@@ -83,14 +82,6 @@ RELU_HOMOGENEITY = law(
     formula=r"b_1 = b_2 = 0 \Rightarrow f(2x) = 2 f(x)",
     governs=of(FeedForward),
     sources=[VASWANI.passage("3.3")],
-)
-GATE_AND_UNITS = law(
-    "transformer.gate-and-units",
-    "SiLU(z) − SiLU(−z) is z, so subtracting the result for negated gates leaves the product of gates and units: "
-    "exchanging their weights then changes nothing.",
-    formula=r"f(W_g, W_u) - f(-W_g, W_u) = W_d (W_g x \odot W_u x) = f(W_u, W_g) - f(-W_u, W_g)",
-    governs=of(GatedFeedForward),
-    sources=[SHAZEER.passage("2 Gated linear units (GLU) and variants: SwiGLU")],
 )
 STACK_IS_COMPOSITION = law(
     "transformer.stack-is-composition",

@@ -277,16 +277,6 @@ class Transformer(Seq2Seq, Positional, MultiHead):
         hidden = self.relu(self.project(rows, p.w_1) + p.b_1)
         return (self.project(hidden, p.w_2) + p.b_2)[..., 0, :]
 
-    def gated_feed_forward(self, x: Numbers, w_gate: Numbers, w_up: Numbers, w_down: Numbers) -> Numbers:
-        """Hidden units times the SiLU of their gates, projected."""
-        rows = x[..., None, :]
-        hidden = self.silu(self.project(rows, w_gate)) * self.project(rows, w_up)
-        return self.project(hidden, w_down)[..., 0, :]
-
-    def silu(self, z: Numbers) -> Numbers:
-        """z·σ(z)."""
-        return z * self.gate(z)
-
     def relu(self, x: Numbers) -> Numbers:
         """ReLU."""
         return np.maximum(x, x.dtype.type(0))
