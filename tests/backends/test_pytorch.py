@@ -65,7 +65,7 @@ SIZES |= {"p_o": 3, "d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5, "q": 3, "d_p
 SIZES |= {"p": 4, "spare": 2, "d_y": 5, "t": 4, "depth": 2}
 SIZES |= {"slices": 4, "rows": 2, "columns": 3, "patch": 2, "channels": 3, "d_g": 5}
 SIZES |= {"slices_from": 2, "rows_from": 3, "columns_from": 5}
-SIZES |= {"taps": 4}
+SIZES |= {"taps": 4, "past": 3}
 SIZES |= {"cached": 3, "source_vocabulary": 8}
 SIZES |= {"heads_k": 2, "group": 3, "pages": 5, "blocks": 2, "page": 3, "sequences": 2, "parts": 3, "pairs": 2}
 SIZES |= {"rest": 1, "axes": 2}
@@ -356,6 +356,13 @@ def linear_recurrence(
         outputs.append(torch.einsum("...d,...dv->...v", query[..., i, :], read) * (d**-0.5 if scale is None else scale))
     empty = query.new_zeros(*state.shape[:-3], query.shape[-3], 0, value.shape[-1])
     return torch.stack(outputs, -2) if outputs else empty, state
+
+
+def convolved(x: Tensor, weight: Tensor, state: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    batch = np.broadcast_shapes(x.shape[:-2], state.shape[:-2])
+    rows = torch.cat([state.expand(*batch, *state.shape[-2:]), x.expand(*batch, *x.shape[-2:])], -2)
+    output = torch.einsum("...ij,ij->...i", rows.unfold(-2, weight.shape[-1], 1), weight)
+    return output if bias is None else output + bias, rows[..., x.shape[-2] :, :]
 
 
 def rms_normalized(x: Tensor, weight: Tensor, epsilon: float = 1e-6) -> Tensor:
@@ -653,6 +660,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "layer_norm": normalized,
     "rms_norm": rms_normalized,
     "linear_attention": linear_recurrence,
+    "short_convolution": convolved,
     "add_rms_norm": lambda x, residual, weight, **how: (rms_normalized(x + residual, weight, **how), x + residual),
     "feed_forward": perceptron,
     "gru_cell": gru,

@@ -351,6 +351,17 @@ def linear_recurrence(a: dict[str, Any]) -> list[Any]:
     return [outputs, [state(h, steps).tolist() for h in range(heads_k)]]
 
 
+def convolved_with_state(a: dict[str, Any]) -> list[Any]:
+    rows, taps = [*a["state"], *a["x"]], len(a["weight"][0])
+    more = [0] * len(a["weight"]) if a.get("bias") is None else a["bias"]
+    filters = list(zip(a["weight"], more, strict=True))
+    outputs = [
+        [b + mp.fsum(w[j] * rows[i + j][c] for j in range(taps)) for c, (w, b) in enumerate(filters)]
+        for i in range(len(a["x"]))
+    ]
+    return [outputs, [[*row] for row in rows[len(a["x"]) :]]]
+
+
 def rms_normalized(row: Row, a: dict[str, Any]) -> list[Any]:
     more = 1 if choice("rms_weight") == "plus-one" else 0
     root = mp.sqrt(mp.fsum(x**2 for x in row) / len(row) + mp.mpf(float(a.get("epsilon", 1e-6))))
@@ -843,6 +854,7 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "rnn_output": lambda a: affine(a["state"], a["w_hq"], a["b_q"]),
     "layer_norm": lambda a: normalized([a["x"]], a["parameters"], a.get("epsilon", EPSILON))[0],
     "linear_attention": linear_recurrence,
+    "short_convolution": convolved_with_state,
     "rms_norm": lambda a: rms_normalized(a["x"], a),
     "add_rms_norm": lambda a: (lambda z: [rms_normalized(z, a), z])(
         [x + r for x, r in zip(a["x"], a["residual"], strict=True)]
