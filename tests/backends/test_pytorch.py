@@ -550,9 +550,11 @@ def grouped(
 
 
 def in_sequences(
-    query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, **options: Any
-) -> tuple[Tensor, Tensor]:
-    ends = zip(query_ends, query_ends[1:], key_ends, key_ends[1:], strict=False)
+    query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor,
+    key_lengths: Tensor | None = None, **options: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    stops = key_ends[1:] if key_lengths is None else key_ends[1:].minimum(key_ends[:-1] + key_lengths)
+    ends = zip(query_ends, query_ends[1:], key_ends, stops, strict=False)
     parts = [grouped(query[..., a:b, :], key[..., c:d, :], value[..., c:d, :], **options) for a, b, c, d in ends]
     return torch.cat([o for o, _ in parts], -2), torch.cat([x for _, x in parts], -1)
 

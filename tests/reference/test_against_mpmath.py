@@ -629,16 +629,17 @@ def in_sequences(a: dict[str, Any]) -> list[Any]:
     heads, ends = len(a["query"]), list(zip(a["query_ends"], a["key_ends"], strict=True))
     outputs: list[Any] = [[] for _ in range(heads)]
     logarithms: list[Any] = [[] for _ in range(heads)]
-    for (i, j), (k, m) in pairwise(ends):
+    for s, ((i, j), (k, m)) in enumerate(pairwise(ends)):
+        used = m - j if a.get("key_lengths") is None else min(m - j, int(a["key_lengths"][s]))
 
-        def away(row: int, key: int, n: int = k - i, keys: int = m - j) -> int:
+        def away(row: int, key: int, n: int = k - i, keys: int = used) -> int:
             return beyond(row, key, n, keys)
 
         query, key, value = (
             [x[start:end] for x in rows]
             for rows, start, end in ((a["query"], i, k), (a["key"], j, m), (a["value"], j, m))
         )
-        heads_of_sequence = with_slopes_and_sinks(a, query, key, value, away, m - j)
+        heads_of_sequence = with_slopes_and_sinks(a, query, key, value, away, used)
         for r in range(heads):
             outputs[r] += heads_of_sequence[0][r]
             logarithms[r] += heads_of_sequence[1][r]

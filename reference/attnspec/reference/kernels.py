@@ -186,14 +186,16 @@ def variable_length_attention(
     softcap: float | None = None,
     slopes: Float[np.ndarray, " heads"] | None = None,
     sinks: Float[np.ndarray, " heads"] | None = None,
+    key_lengths: Int[np.ndarray, " sequences"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch heads n d_v"], Float[np.ndarray, "*batch heads n"] | None]:
-    """O = [O₁; O₂; …] and ℓ = [ℓ₁; ℓ₂; …]: `grouped_query_attention` of each sequence alone."""
+    """O = [O₁; O₂; …] and ℓ = [ℓ₁; ℓ₂; …]: `grouped_query_attention` of each sequence and the keys that it uses."""
+    stops = key_ends[1:] if key_lengths is None else np.minimum(key_ends[1:], key_ends[:-1] + key_lengths)
     parts = [
         grouped_query_attention(
             query[..., i:i_end, :], key[..., j:j_end, :], value[..., j:j_end, :],
             causal=causal, scale=scale, window=window, softcap=softcap, slopes=slopes, sinks=sinks,
         )
-        for (i, i_end), (j, j_end) in zip(pairwise(query_ends), pairwise(key_ends), strict=True)
+        for (i, i_end), j, j_end in zip(pairwise(query_ends), key_ends[:-1], stops, strict=True)
     ]  # fmt: skip
     outputs, logarithms = zip(*parts, strict=True)
     return np.concatenate(outputs, axis=-2), np.concatenate(logarithms, axis=-1)

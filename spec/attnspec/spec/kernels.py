@@ -141,9 +141,10 @@ class GroupedQueryAttention(Protocol[Array]):
     ],
     axes={"n": Axis.QUERY | Axis.TIME, "m": Axis.KEY | Axis.TIME},
     linear="value",
-    features="causal scale window softcap slopes sinks log_sum_exp",
+    features="causal scale window softcap slopes sinks key_lengths log_sum_exp",
     results="output log_sum_exp",
     cumulative={"query_ends": "n", "key_ends": "m"},
+    generated_below={"key_lengths": 7},
     trial_values={"scale": (0.25, -0.5), "window": ((1, 0), (256, 0)), "softcap": (2.0, 50.0)},
     parts={
         "scale": ScoreEffect.SCALE,
@@ -156,12 +157,14 @@ class VariableLengthAttention(Protocol[Array]):
     """Attention of several sequences packed into one, each to its own keys.
 
     Where: a and b are `query_ends` and `key_ends`: sequence s has the queries a_s … a_{s+1}−1 and the keys
-    b_s … b_{s+1}−1. Each sequence is computed as in `grouped_query_attention`. Its first query is aligned with its
-    first key, or its last query with its last key (semantics `causal_alignment`): from there the distances of `slopes`
-    count, too. The output is in units of value.
-    Domain: Σ|q||k| does not overflow. The softcap is positive.
+    b_s … b_{s+1}−1, of which only the first `key_lengths`[s] are used if these are given (`seqused_k` of
+    FlashAttention). Each sequence is computed as in `grouped_query_attention`. Its first query is aligned with its
+    first key, or its last query with the last key used (semantics `causal_alignment`): from there the distances of
+    `slopes` count, too. The output is in units of value.
+    Domain: Σ|q||k| does not overflow. The softcap is positive, and no length negative.
     Edges: A sequence may have no queries or no keys. Queries without keys give 0, and −∞ for the logarithm or, if there
-    is one, its sink (semantics `sink_alone`).
+    is one, its sink (semantics `sink_alone`). Unused keys have no effect, NaN and ∞ included. A length
+    beyond the keys of a sequence uses all of them.
     """
 
     def __call__(
@@ -178,6 +181,7 @@ class VariableLengthAttention(Protocol[Array]):
         softcap: float | None = None,
         slopes: Annotated[Float[Array, " heads"], sizes(heads="heads_k*group")] | None = None,
         sinks: Annotated[Float[Array, " heads"], sizes(heads="heads_k*group")] | None = None,
+        key_lengths: Int[Array, " sequences"] | None = None,
     ) -> tuple[
         Annotated[Float[Array, "*batch heads n d_v"], sizes(heads="heads_k*group")],
         Annotated[Float[Array, "*batch heads n"], sizes(heads="heads_k*group")] | None,

@@ -81,6 +81,33 @@ def packed_equals_separate(subject: Subject, arguments: Arguments, rng: np.rando
     return True
 
 
+@checks(law.PACKED_EQUALS_SEPARATE, once=True)
+def unused_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Store NaN, infinity and 1e4 behind the keys that sequences use; compare with a call without these keys."""
+    operation = subject.operation
+    lengths = next(x.path for x in operation.leaves if x.path in operation.generated_below)
+    if not subject.limits.has(lengths):
+        return False
+    sampled, _, of_keys = _sample_packed(subject, rng)
+    used = [min(x.stop - x.start, most) for x, most in zip(of_keys, (2, 9, 1), strict=True)]
+    kept = np.concatenate([x.start + np.arange(n) for x, n in zip(of_keys, used, strict=True)])
+    hidden = np.setdiff1d(np.arange(sampled.keys_count or 0), kept)
+    _, key_ends = operation.cumulative
+    for options in _position_options(subject, sampled):
+        packed_call = sampled.replaced(options)
+        short = packed_call.along(operation.key_size or "", take(kept))
+        short = short.replaced({key_ends: np.cumsum([0, *used])})
+        expected, budgets = doubles(subject.results(short)), doubled(subject.budgets(short))
+        for poison in (np.nan, np.inf, 1e4):
+            changes: dict[str, Any] = {lengths: np.array(used)}
+            for leaf in operands(operation)[1:]:
+                changes[leaf.path] = packed_call.array(leaf.path).copy()
+                changes[leaf.path][..., hidden, :] = poison
+            changed = packed_call.replaced(changes)
+            subject.all_match(subject.results(changed), expected, budgets, changed, f"with {poison} in unused keys,")
+    return True
+
+
 def sample_paged(
     subject: Subject, rng: np.random.Generator, *, queries: int = 3, rows_of_page: int = 64, features: int = 4
 ) -> Arguments:

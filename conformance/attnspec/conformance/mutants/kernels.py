@@ -5,6 +5,7 @@ Each function is one step of ``Formulas``, the correct formulas, with a defect; 
 ``value_of(x)`` is x without its record of gradients, so that no gradient flows through it.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -463,7 +464,7 @@ def packed_as_one_sequence(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *ends: Numbers, **options: Any
 ) -> Numbers:
     """Packed sequences are computed as one sequence."""
-    return correct.grouped_query_attention(query, key, value, **options)
+    return correct.grouped_query_attention(query, key, value, **(options | {"key_lengths": None}))
 
 
 @mutant(
@@ -478,6 +479,86 @@ def short_sequences(correct: Formulas, ends: Numbers) -> list[slice]:
     moved = ends.copy()
     moved[1:-1] = np.maximum(moved[1:-1] - 1, 0)
     return Formulas.sequence_slices(correct, moved)
+
+
+counting_keys = partial(
+    mutant,
+    replaces="used_keys",
+    operations=(VariableLengthAttention,),
+    breaks=("kernels.packed-equals-separate", "operation.oracle"),
+)
+"""Decorator of a mutant that misreads how many keys the sequences use."""
+
+
+@counting_keys(
+    "keys used by the first sequence for all",
+    source="Dao-AILab/flash-attention#1192: one length for the batch in place of that of the sequence",
+)
+def first_length(correct: Formulas, ends: Numbers, lengths: Numbers) -> list[slice]:
+    """All sequences use as many keys as the first one."""
+    return Formulas.used_keys(correct, ends, None if lengths is None else np.full_like(lengths, lengths.flat[0]))
+
+
+@counting_keys(
+    "one key too many used",
+    source="≤ for <",
+)
+def one_key_more(correct: Formulas, ends: Numbers, lengths: Numbers) -> list[slice]:
+    """Every sequence uses the key behind its length, if it has one."""
+    return Formulas.used_keys(correct, ends, None if lengths is None else lengths + 1)
+
+
+@counting_keys(
+    "keys used counted from the start of the packed row",
+    source="the end of a sequence taken for its length",
+)
+def lengths_as_ends(correct: Formulas, ends: Numbers, lengths: Numbers) -> list[slice]:
+    """The number of keys used is the position in the packed array where they end."""
+    slices = Formulas.used_keys(correct, ends, None)
+    if lengths is None:
+        return slices
+    return [slice(x.start, max(x.start, min(x.stop, int(n)))) for x, n in zip(slices, lengths, strict=True)]
+
+
+@counting_keys(
+    "last keys of a sequence used",
+    source="sequences padded on the left",
+)
+def last_keys(correct: Formulas, ends: Numbers, lengths: Numbers) -> list[slice]:
+    """The last keys of a sequence are used, not the first."""
+    slices = Formulas.used_keys(correct, ends, None)
+    if lengths is None:
+        return slices
+    return [slice(max(x.start, x.stop - int(n)), x.stop) for x, n in zip(slices, lengths, strict=True)]
+
+
+@mutant(
+    "unused keys with weight 0",
+    replaces="variable_length_attention",
+    operations=(VariableLengthAttention,),
+    breaks=("kernels.packed-equals-separate",),
+    source="Dao-AILab/flash-attention#2167: tests fill the region behind seqused with zeros",
+)
+def unused_keys_as_zeros(
+    correct: Formulas,
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    query_ends: Numbers,
+    key_ends: Numbers,
+    *,
+    key_lengths: Numbers = None,
+    **options: Any,
+) -> Numbers:
+    """Values behind the length are multiplied by 0: NaN and ∞ give NaN."""
+    ends = {"query_ends": query_ends, "key_ends": key_ends, "key_lengths": key_lengths}
+    output, logarithms = Formulas.variable_length_attention(correct, query, key, value, **ends, **options)
+    if key_lengths is None:
+        return output, logarithms
+    hidden = np.ones(key.shape[-2], bool)
+    for used in correct.used_keys(key_ends, key_lengths):
+        hidden[used] = False
+    return output + np.sum(value_of(value)[..., hidden, :] * 0), logarithms
 
 
 @mutant(
@@ -560,12 +641,14 @@ def sinks_of_sequences(
     key_ends: Numbers,
     *,
     sinks: Numbers = None,
+    key_lengths: Numbers = None,
     **options: Any,
 ) -> Numbers:
     """In sequence s, all heads have the sink of head s."""
     if sinks is None:
-        return Formulas.variable_length_attention(correct, query, key, value, query_ends, key_ends, **options)
-    of_queries, of_keys = correct.sequence_slices(query_ends), correct.sequence_slices(key_ends)
+        ends = {"query_ends": query_ends, "key_ends": key_ends, "key_lengths": key_lengths}
+        return Formulas.variable_length_attention(correct, query, key, value, **ends, **options)
+    of_queries, of_keys = correct.sequence_slices(query_ends), correct.used_keys(key_ends, key_lengths)
     parts = [
         correct.grouped_query_attention(
             query[..., i, :], key[..., j, :], value[..., j, :],

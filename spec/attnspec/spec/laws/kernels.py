@@ -79,7 +79,8 @@ LOG_SUM_EXP = law(
 )
 PACKED_EQUALS_SEPARATE = law(
     "kernels.packed-equals-separate",
-    "Packed sequences get the results that each of them gets alone.",
+    "Packed sequences get the results that each of them gets alone, with the keys that it uses. Keys behind these have "
+    "no effect, even if they hold NaN or ∞.",
     formula=r"f([q_1; q_2], [k_1; k_2], [v_1; v_2]) = [f(q_1, k_1, v_1); f(q_2, k_2, v_2)]",
     governs=of(VariableLengthAttention),
     sources=[KRELL.passage("Abstract")],

@@ -167,14 +167,22 @@ class Kernels(Positional, Attention):
         return np.where(empty, scores.dtype.type(-np.inf), finite)[..., 0]
 
     def variable_length_attention(
-        self, query: Numbers, key: Numbers, value: Numbers, query_ends: Numbers, key_ends: Numbers, **options: Any
+        self,
+        query: Numbers,
+        key: Numbers,
+        value: Numbers,
+        query_ends: Numbers,
+        key_ends: Numbers,
+        *,
+        key_lengths: Numbers = None,
+        **options: Any,
     ) -> Numbers:
         """Outputs and log-sum-exps of packed sequences, computed one sequence at a time."""
         self.check_ends(query_ends, query.shape[-2])
         self.check_ends(key_ends, key.shape[-2])
         parts = [
             self.grouped_query_attention(query[..., i, :], key[..., j, :], value[..., j, :], **options)
-            for i, j in zip(self.sequence_slices(query_ends), self.sequence_slices(key_ends), strict=True)
+            for i, j in zip(self.sequence_slices(query_ends), self.used_keys(key_ends, key_lengths), strict=True)
         ]
         outputs, logarithms = zip(*parts, strict=True)
         return np.concatenate(outputs, axis=-2), np.concatenate(logarithms, axis=-1)
@@ -182,6 +190,13 @@ class Kernels(Positional, Attention):
     def sequence_slices(self, ends: Numbers) -> list[slice]:
         """One slice of positions per packed sequence."""
         return [slice(int(a), int(b)) for a, b in pairwise(ends)]
+
+    def used_keys(self, ends: Numbers, lengths: Numbers) -> list[slice]:
+        """One slice of keys per packed sequence: the first ones, if lengths are given."""
+        slices = self.sequence_slices(ends)
+        if lengths is None:
+            return slices
+        return [slice(x.start, min(x.stop, x.start + int(used))) for x, used in zip(slices, lengths, strict=True)]
 
     def check_ends(self, ends: Numbers, most: int) -> None:
         """Raise ``ValueError`` unless the ends rise from 0 to ``most`` without a decrease."""
