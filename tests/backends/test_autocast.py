@@ -37,7 +37,7 @@ def arguments(operation: str, dtype: torch.dtype) -> dict[str, Any]:
         if counted is not None:  # from 0 to the number of positions
             return torch.arange(core[-1]) * SIZES[counted] // (core[-1] - 1)
         if node.kind is Kind.INT:
-            return torch.randint(4, (2, *core), generator=generator)
+            return torch.randint(4, (*[2][: node.batched], *core), generator=generator)
         return torch.randn(2, *core, generator=generator)[... if node.batched else 0].to(dtype)
 
     tree = build_tree(OPERATIONS[operation].call, draw, lambda layers: 2)

@@ -65,7 +65,7 @@ SIZES |= {"p_o": 3, "d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5, "q": 3, "d_p
 SIZES |= {"p": 4, "spare": 2, "d_y": 5, "t": 4, "depth": 2}
 SIZES |= {"slices": 4, "rows": 2, "columns": 3, "patch": 2, "channels": 3, "d_g": 5}
 SIZES |= {"slices_from": 2, "rows_from": 3, "columns_from": 5}
-SIZES |= {"taps": 4, "past": 3}
+SIZES |= {"taps": 4, "past": 3, "slots": 5}
 SIZES |= {"cached": 3, "source_vocabulary": 8}
 SIZES |= {"heads_k": 2, "group": 3, "pages": 5, "blocks": 2, "page": 3, "sequences": 2, "parts": 3, "pairs": 2}
 SIZES |= {"rest": 1, "axes": 2}
@@ -363,6 +363,16 @@ def convolved(x: Tensor, weight: Tensor, state: Tensor, bias: Tensor | None = No
     rows = torch.cat([state.expand(*batch, *state.shape[-2:]), x.expand(*batch, *x.shape[-2:])], -2)
     output = torch.einsum("...ij,ij->...i", rows.unfold(-2, weight.shape[-1], 1), weight)
     return output if bias is None else output + bias, rows[..., x.shape[-2] :, :]
+
+
+def last_stored(lengths: Tensor, slots: int) -> Tensor:
+    stored = [[max([-1, *range(slot, int(n), slots)]) for slot in range(slots)] for n in lengths.flatten()]
+    return torch.tensor(stored).reshape(*lengths.shape, slots)
+
+
+def counted_tokens(mask: Tensor) -> Tensor:
+    before = torch.ones(mask.shape[-1], mask.shape[-1]).triu(1)
+    return (mask.float() @ before).long() * mask
 
 
 def rms_normalized(x: Tensor, weight: Tensor, epsilon: float = 1e-6) -> Tensor:
@@ -663,6 +673,8 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "rms_norm": rms_normalized,
     "linear_attention": linear_recurrence,
     "short_convolution": convolved,
+    "rolling_buffer_positions": last_stored,
+    "positions_from_mask": counted_tokens,
     "add_rms_norm": lambda x, residual, weight, **how: (rms_normalized(x + residual, weight, **how), x + residual),
     "feed_forward": perceptron,
     "gru_cell": gru,

@@ -362,6 +362,20 @@ def convolved_with_state(a: dict[str, Any]) -> list[Any]:
     return [outputs, [[*row] for row in rows[len(a["x"]) :]]]
 
 
+def last_stored(a: dict[str, Any]) -> list[int]:
+    return [max([-1, *range(slot, int(a["lengths"]), a["slots"])]) for slot in range(a["slots"])]
+
+
+def counted_tokens(a: dict[str, Any]) -> list[int]:
+    positions: list[int] = []
+    before = 0
+    for token in a["mask"]:
+        padding = {"zero": 0, "one": 1, "previous": max(before - 1, 0), "minus-one": -1}
+        positions.append(before if token else padding[choice("padding_positions")])
+        before += bool(token)
+    return positions
+
+
 def rms_normalized(row: Row, a: dict[str, Any]) -> list[Any]:
     more = 1 if choice("rms_weight") == "plus-one" else 0
     root = mp.sqrt(mp.fsum(x**2 for x in row) / len(row) + mp.mpf(float(a.get("epsilon", 1e-6))))
@@ -856,6 +870,8 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "layer_norm": lambda a: normalized([a["x"]], a["parameters"], a.get("epsilon", EPSILON))[0],
     "linear_attention": linear_recurrence,
     "short_convolution": convolved_with_state,
+    "rolling_buffer_positions": last_stored,
+    "positions_from_mask": counted_tokens,
     "rms_norm": lambda a: rms_normalized(a["x"], a),
     "add_rms_norm": lambda a: (lambda z: [rms_normalized(z, a), z])(
         [x + r for x, r in zip(a["x"], a["residual"], strict=True)]

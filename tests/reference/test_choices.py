@@ -34,6 +34,8 @@ def inputs_that_show(question: str, operation: Operation, arguments: dict[str, A
             places = np.arange(inputs[keys].size)
             inputs[queries] = np.where(places > 0, inputs[queries][-1], 0)
             inputs[keys] = np.where(places == places[-1], inputs[keys][-1], 0)
+    if operation.name == "positions_from_mask":
+        inputs["mask"] = np.arange(SIZES["t"]) % 3 > 0  # padding before the tokens and behind them
     return without_keys_for_first_query(operation, inputs) if question == "fully_masked" else inputs
 
 

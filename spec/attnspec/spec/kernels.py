@@ -23,6 +23,7 @@ from attnspec.spec.contract.sources import (
     PRESS,
     SRIVASTAVA,
     SU,
+    TRANSFORMERS,
     VASWANI,
     WANG_QWEN,
     XIAO,
@@ -39,6 +40,8 @@ __all__ = [
     "LatentAttention",
     "MergeAttention",
     "PagedAttention",
+    "PositionsFromMask",
+    "RollingBufferPositions",
     "RotaryEmbedding",
     "RotaryFrequencies",
     "SlidingWindowMask",
@@ -475,6 +478,44 @@ class DocumentMask(Protocol[Array]):
 
 
 @operation(
+    "rolling_buffer_positions",
+    chapter="kernels",
+    formula=r"p_s = \max(-1,\ \ell - 1 - ((\ell - 1 - s) \bmod w))",
+    sources=[JIANG.passage("2 Architectural details: rolling buffer cache")],
+    axes={"slots": Axis.LENGTH},
+    generated_below={"lengths": 140_000},
+)
+class RollingBufferPositions(Protocol[Array]):
+    """Positions of the keys in a rolling buffer cache, which holds the last w of each sequence.
+
+    Where: w is `slots`, and ℓ `lengths`, the number of positions stored so far. Position p is stored in slot p mod w,
+    where it replaces position p − w. Masks and rotary embeddings need these positions, not the slots.
+    Domain: Lengths are not negative.
+    Edges: A slot that was never written has position −1.
+    """
+
+    def __call__(self, lengths: Int[Array, "*batch"], slots: int) -> Int[Array, "*batch {slots}"]: ...
+
+
+@depends_on("padding_positions")
+@operation(
+    "positions_from_mask",
+    chapter="kernels",
+    formula=r"p_i = \sum_{j < i} [\,M_j\,] \text{ where } M_i",
+    sources=[TRANSFORMERS.passage("generation: position_ids from attention_mask")],
+    causal="t",
+)
+class PositionsFromMask(Protocol[Array]):
+    """Positions of the tokens of padded sequences: each is the number of tokens before it.
+
+    Where: M is `mask`, True for tokens, False for padding, which may be on the left, on the right or between. Padding
+    has position 0 or another one that no token is computed from (semantics `padding_positions`).
+    """
+
+    def __call__(self, mask: Bool[Array, "*batch t"]) -> Int[Array, "*batch t"]: ...
+
+
+@operation(
     "dropout",
     chapter="kernels",
     formula=r"y_{ij} = [\,K_{ij}\,]\, \alpha_{ij} / (1 - p)",
@@ -514,6 +555,8 @@ class KernelsOperations(Generic[Array]):
     alibi_slopes: AlibiSlopes[Array]
     sliding_window_mask: SlidingWindowMask[Array]
     document_mask: DocumentMask[Array]
+    rolling_buffer_positions: RollingBufferPositions[Array]
+    positions_from_mask: PositionsFromMask[Array]
     dropout: Dropout[Array]
 
 
@@ -531,4 +574,6 @@ class KernelsTable(TypedDict, Generic[Array], total=False):
     alibi_slopes: AlibiSlopes[Array]
     sliding_window_mask: SlidingWindowMask[Array]
     document_mask: DocumentMask[Array]
+    rolling_buffer_positions: RollingBufferPositions[Array]
+    positions_from_mask: PositionsFromMask[Array]
     dropout: Dropout[Array]

@@ -22,6 +22,8 @@ from attnspec.spec.kernels import (
     LatentAttention,
     MergeAttention,
     PagedAttention,
+    PositionsFromMask,
+    RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
@@ -598,6 +600,124 @@ def stale_rows(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool
 def first_positions(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
     """Query i of n is placed at position i, not length − n + i."""
     return 0 * lengths[..., None, None] + np.arange(n)[:, None]  # 0 * … broadcasts to the batch of the lengths
+
+
+# Positions in caches and of padded sequences -----------------------------------------------------------------------
+
+
+rolling = partial(
+    mutant, operations=(RollingBufferPositions,), breaks=("kernels.rolling-buffer-keeps-last", "operation.oracle")
+)
+"""Decorator of a mutant of the positions in a rolling buffer."""
+
+padded = partial(
+    mutant, operations=(PositionsFromMask,), breaks=("kernels.padding-takes-no-position", "operation.oracle")
+)
+"""Decorator of a mutant of the positions of padded sequences."""
+
+
+@rolling(
+    "slots taken for positions",
+    replaces="rolling_buffer_positions",
+    source="rotary embeddings and masks by the index in the cache",
+)
+def slots_as_positions(correct: Formulas, lengths: Numbers, slots: int) -> Numbers:
+    """Slot s has position s if it was written."""
+    slot = np.arange(slots)
+    return np.where(slot < lengths[..., None], slot, -1)
+
+
+@rolling(
+    "oldest position in the first slot",
+    replaces="age_of_slots",
+    source="huggingface/transformers#37574: a cache that is shifted, read as one that rolls",
+)
+def shifted_buffer(correct: Formulas, last: Numbers, slot: Numbers, slots: int) -> Numbers:
+    """A full buffer is in the order of positions."""
+    return np.where(last >= slots, slots - 1 - slot, Formulas.age_of_slots(correct, last, slot, slots))
+
+
+@rolling(
+    "oldest slot overwritten one position early",
+    replaces="age_of_slots",
+    source="a slot reserved for the next position before attention to the current one",
+)
+def overwritten_early(correct: Formulas, last: Numbers, slot: Numbers, slots: int) -> Numbers:
+    """In a full buffer the slot of the oldest position already has the next one."""
+    age = Formulas.age_of_slots(correct, last, slot, slots)
+    return np.where((age == slots - 1) & (last >= slots - 1), -1, age)
+
+
+@rolling(
+    "buffer rolls one slot late",
+    replaces="age_of_slots",
+    source="huggingface/transformers#47708: the first slot of a round off by one",
+)
+def rolled_late(correct: Formulas, last: Numbers, slot: Numbers, slots: int) -> Numbers:
+    """Position p is in slot p mod (w + 1); position w in none."""
+    return (last - slot) % (slots + 1)
+
+
+@rolling(
+    "length taken for the last position",
+    replaces="age_of_slots",
+    source="cache_position and length of a cache exchanged",
+)
+def length_as_last(correct: Formulas, last: Numbers, slot: Numbers, slots: int) -> Numbers:
+    """The slot of position ℓ counts as the newest one."""
+    return Formulas.age_of_slots(correct, last + 1, slot, slots) - 1
+
+
+@rolling(
+    "slots never written have negative positions",
+    replaces="of_written_slots",
+    source="keys of zeros attended to, since only −1 means none",
+)
+def negative_positions(correct: Formulas, positions: Numbers) -> Numbers:
+    """The position of an empty slot is s − w."""
+    return positions
+
+
+@padded(
+    "positions from 0 wherever the tokens begin",
+    replaces="last_token",
+    source="nnsight#672, TransformerLens#1609 and many others: arange for left-padded sequences",
+)
+def places_as_positions(correct: Formulas, mask: Numbers) -> Numbers:
+    """A token has the position of its column."""
+    return np.arange(mask.shape[-1]) + 0 * Formulas.last_token(correct, mask)
+
+
+@padded(
+    "padding on the left alone subtracted",
+    replaces="last_token",
+    source="TransformerLensOrg/TransformerLens#1610: a gap between tokens",
+)
+def gaps_counted(correct: Formulas, mask: Numbers) -> Numbers:
+    """Positions count from the first token; padding between tokens takes positions."""
+    last = Formulas.last_token(correct, mask)
+    return np.arange(mask.shape[-1]) - np.sum(last < 0, axis=-1, keepdims=True)
+
+
+@padded(
+    "tokens counted from 1",
+    replaces="last_token",
+    source="a cumulative sum without − 1",
+)
+def counted_from_1(correct: Formulas, mask: Numbers) -> Numbers:
+    """The first token has position 1."""
+    return Formulas.last_token(correct, mask) + 1
+
+
+@padded(
+    "padding on the left counted from the first sequence",
+    replaces="last_token",
+    source="unslothai/unsloth#3699: one vector of positions for the batch",
+)
+def positions_of_first_sequence(correct: Formulas, mask: Numbers) -> Numbers:
+    """All sequences have the positions of the first one."""
+    last = Formulas.last_token(correct, mask)
+    return np.broadcast_to(last[(0,) * (last.ndim - 1)], last.shape) if last.size else last
 
 
 # Slopes and sinks of sequences ----------------------------------------------------------------------------------------

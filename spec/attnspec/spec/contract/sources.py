@@ -131,6 +131,7 @@ SRIVASTAVA = Source(
     url="https://jmlr.org/papers/v15/srivastava14a.html",
 )
 SU = Source("Su 2021", "RoFormer: enhanced transformer with rotary position embedding (arXiv:2104.09864)")
+TRANSFORMERS = Source("Transformers", "Hugging Face Transformers", url="https://github.com/huggingface/transformers")
 VASWANI = Source("Vaswani 2017", "Attention is all you need (arXiv:1706.03762)")
 WANG_QWEN = Source(
     "Wang 2024",
@@ -180,6 +181,7 @@ PAPERS = (
     RADFORD,
     SRIVASTAVA,
     SU,
+    TRANSFORMERS,
     VASWANI,
     WANG,
     WANG_QWEN,

@@ -32,6 +32,8 @@ from attnspec.spec import (
     LatentAttention,
     MergeAttention,
     PagedAttention,
+    PositionsFromMask,
+    RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
@@ -48,6 +50,8 @@ __all__ = [
     "latent_attention",
     "merge_attention",
     "paged_attention",
+    "positions_from_mask",
+    "rolling_buffer_positions",
     "rotary_embedding",
     "rotary_frequencies",
     "sliding_window_mask",
@@ -65,6 +69,8 @@ _frequencies = Check("rotary_frequencies")
 _slopes = Check("alibi_slopes")
 _window = Check("sliding_window_mask")
 _documents = Check("document_mask")
+_buffer = Check("rolling_buffer_positions")
+_positions = Check("positions_from_mask")
 _dropout = Check("dropout")
 
 
@@ -393,6 +399,21 @@ def document_mask(
     """True where query and key have the same document number."""
     _documents(query_documents, key_documents)
     return query_documents.unsqueeze(-1) == key_documents.unsqueeze(-2)
+
+
+@implements(RollingBufferPositions[Tensor])
+def rolling_buffer_positions(lengths: Int[Tensor, "*batch"], slots: int) -> Int[Tensor, "*batch {slots}"]:
+    """The last position stored in each slot, −1 if there is none."""
+    _buffer(lengths, slots)
+    last = lengths.long().unsqueeze(-1) - 1
+    return (last - (last - torch.arange(slots, device=lengths.device)) % slots).clamp(min=-1)
+
+
+@implements(PositionsFromMask[Tensor])
+def positions_from_mask(mask: Bool[Tensor, "*batch t"]) -> Int[Tensor, "*batch t"]:
+    """Number of tokens before each token; 0 for padding."""
+    _positions(mask)
+    return (mask.cumsum(-1) - 1).masked_fill(~mask, 0)
 
 
 @implements(Dropout[Tensor])

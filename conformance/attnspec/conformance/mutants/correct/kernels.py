@@ -391,6 +391,33 @@ class Kernels(Positional, Attention):
         """True where query and key belong to the same document."""
         return query_documents[..., :, None] == key_documents[..., None, :]
 
+    def rolling_buffer_positions(self, lengths: Numbers, slots: int) -> Numbers:
+        """The last position that each slot was written at."""
+        last = lengths[..., None].astype(np.int64) - 1
+        return self.of_written_slots(last - self.age_of_slots(last, np.arange(slots), slots))
+
+    def age_of_slots(self, last: Numbers, slot: Numbers, slots: int) -> Numbers:
+        """The number of positions written after the one in each slot."""
+        return (last - slot) % slots
+
+    def of_written_slots(self, positions: Numbers) -> Numbers:
+        """Positions, −1 for slots that were never written."""
+        return np.maximum(positions, -1)
+
+    def positions_from_mask(self, mask: Numbers) -> Numbers:
+        """Positions of tokens and of padding."""
+        last = self.last_token(mask)
+        return np.where(mask, last, self.position_of_padding(last))
+
+    def last_token(self, mask: Numbers) -> Numbers:
+        """Position of the last token up to each place, −1 without one."""
+        return np.cumsum(mask, axis=-1) - 1
+
+    def position_of_padding(self, last: Numbers) -> Numbers:
+        """Positions of padding; ``last`` is that of the token before it."""
+        of_padding = {"zero": 0, "one": 1, "previous": np.maximum(last, 0), "minus-one": -1}
+        return of_padding[choice("padding_positions")] + 0 * last
+
     def dropout(self, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
         """Kept weights divided by 1 − rate; dropped weights are 0."""
         scaled = weights / weights.dtype.type(1 - rate)
