@@ -486,7 +486,7 @@ class DocumentMask(Protocol[Array]):
     generated_below={"lengths": 140_000},
 )
 class RollingBufferPositions(Protocol[Array]):
-    """Positions of the keys in a rolling buffer cache, which holds the last w of each sequence.
+    """Positions of the keys in a rolling buffer, the cache of the last w.
 
     Where: w is `slots`, and ℓ `lengths`, the number of positions stored so far. Position p is stored in slot p mod w,
     where it replaces position p − w. Masks and rotary embeddings need these positions, not the slots.

@@ -198,8 +198,10 @@ def short_convolution(
     _convolution(x, weight, state, bias)
     batch, steps = broadcast(x.shape[:-2], state.shape[:-2]), x.shape[-2]
     rows = torch.cat([part.expand(*batch, *part.shape[-2:]) for part in (state, x)], -2)
-    wide = upcast(rows)
-    output = sum(w * wide[..., j : j + steps, :] for j, w in enumerate(upcast(weight).unbind(-1)))
+    wide, filters = upcast(rows), upcast(weight)
+    output = filters[:, 0] * wide[..., :steps, :]
+    for j in range(1, filters.shape[-1]):
+        output = output + filters[:, j] * wide[..., j : j + steps, :]
     if bias is not None:
         output = output + upcast(bias)
     return output.to(x.dtype), rows[..., steps:, :].clone()

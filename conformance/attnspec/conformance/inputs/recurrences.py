@@ -9,7 +9,7 @@ from attnspec.spec.contract.tree import Kind
 
 
 class Carried(NamedTuple):
-    """Paths of the state before and after a sequence and of the output, and the size that counts steps."""
+    """Paths of initial state, output and final state, and the size that counts steps."""
 
     state: str
     output: str
@@ -70,4 +70,4 @@ def recurrence(operation: Operation) -> Recurrence:
     (decay,), (rate,) = ([x for x in rows if x.optional and x.core[-1].broadcast is wide] for wide in (True, False))
     (scale,) = (x for x in operation.options if x.kind is Kind.NUMBER)
     paths, p = [x.path for x in (query, key, value, decay, rate, scale)], carried(operation)
-    return Recurrence(*paths[:3], p.state, *paths[3:], p.output, p.final, steps)
+    return Recurrence._make([*paths[:3], p.state, *paths[3:], p.output, p.final, steps])

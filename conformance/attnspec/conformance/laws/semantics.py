@@ -451,7 +451,7 @@ def padding_positions(subject: Subject, rng: np.random.Generator) -> Observation
     seen: Observations = []
     (mask,) = (x.path for x in subject.operation.leaves)
     for sampled in samples(subject, rng):
-        tokens = rng.random(sampled.array(mask).shape) < 0.6
+        tokens = np.asarray(rng.random(sampled.array(mask).shape) < 0.6)
         tokens[..., 0], tokens[..., 1:3], tokens[..., 3:4] = False, True, False
         seen += _observed(subject, [sampled.replaced({mask: tokens})], "padding_positions")
     return seen

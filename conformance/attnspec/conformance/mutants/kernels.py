@@ -463,10 +463,16 @@ def constant_weights(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers)
     source="huggingface/transformers#46634: cross-sequence contamination under an all-ones mask",
 )
 def packed_as_one_sequence(
-    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *ends: Numbers, **options: Any
+    correct: Formulas,
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    *ends: Numbers,
+    key_lengths: Numbers = None,
+    **options: Any,
 ) -> Numbers:
     """Packed sequences are computed as one sequence."""
-    return correct.grouped_query_attention(query, key, value, **(options | {"key_lengths": None}))
+    return correct.grouped_query_attention(query, key, value, **options)
 
 
 @mutant(
@@ -553,8 +559,9 @@ def unused_keys_as_zeros(
     **options: Any,
 ) -> Numbers:
     """Values behind the length are multiplied by 0: NaN and ∞ give NaN."""
-    ends = {"query_ends": query_ends, "key_ends": key_ends, "key_lengths": key_lengths}
-    output, logarithms = Formulas.variable_length_attention(correct, query, key, value, **ends, **options)
+    output, logarithms = Formulas.variable_length_attention(
+        correct, query, key, value, query_ends, key_ends, key_lengths=key_lengths, **options
+    )
     if key_lengths is None:
         return output, logarithms
     hidden = np.ones(key.shape[-2], bool)
@@ -766,8 +773,8 @@ def sinks_of_sequences(
 ) -> Numbers:
     """In sequence s, all heads have the sink of head s."""
     if sinks is None:
-        ends = {"query_ends": query_ends, "key_ends": key_ends, "key_lengths": key_lengths}
-        return Formulas.variable_length_attention(correct, query, key, value, **ends, **options)
+        ends = query_ends, key_ends
+        return Formulas.variable_length_attention(correct, query, key, value, *ends, key_lengths=key_lengths, **options)
     of_queries, of_keys = correct.sequence_slices(query_ends), correct.used_keys(key_ends, key_lengths)
     parts = [
         correct.grouped_query_attention(

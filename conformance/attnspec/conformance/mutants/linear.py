@@ -403,7 +403,7 @@ def transposed_convolution_state(correct: Formulas, x: Numbers, state: Numbers) 
     source="F.pad of x to k − 1 inputs, in the caches of Mamba models",
 )
 def short_inputs_padded(correct: Formulas, rows: Numbers, steps: int) -> Numbers:
-    """After fewer inputs than the state holds, zeros come first, not the rows of the initial state."""
+    """After fewer than k − 1 inputs, zeros replace rows of the initial state."""
     last = Formulas.last_inputs(correct, rows, steps)
     old = max(last.shape[-2] - steps, 0)
     return np.concatenate([last[..., :old, :] * 0, last[..., old:, :]], axis=-2)

@@ -507,7 +507,7 @@ def padding_at_0_after_all(correct: Formulas, last: Numbers) -> Numbers:
     source="a cumulative sum of the mask that was not cut at its end",
 )
 def padding_at_next(correct: Formulas, last: Numbers) -> Numbers:
-    """Padding has the position of the next token, but that of the token before is declared."""
+    """Padding has the next token's position, but that of the token before is declared."""
     return last + 1
 
 

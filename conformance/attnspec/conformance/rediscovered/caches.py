@@ -124,7 +124,7 @@ def rolled_before_overflow(correct: Formulas, last: Numbers, slot: Numbers, slot
     framework="Ollama (MLX)",
 )
 def wrapped_read_in_order(correct: Formulas, last: Numbers, slot: Numbers, slots: int) -> Numbers:
-    """A buffer that has wrapped around is read as if its first slot were the oldest."""
+    """A buffer that has wrapped around is read as if slot 0 were the oldest."""
     age = Formulas.age_of_slots(correct, last, slot, slots)
     return np.where(last >= slots, slots - 1 - slot, age)
 
@@ -148,7 +148,6 @@ padded = partial(
     rediscovered,
     operation=PositionsFromMask,
     breaks=("kernels.padding-takes-no-position",),
-    replaces="positions_from_mask",
 )
 
 
@@ -157,6 +156,7 @@ padded = partial(
     "[Bug Report] TransformerBridge ignores attention_mask when deriving position_ids, so left-padded input silently "
     "returns wrong logits and loss",
     framework="TransformerLens",
+    replaces="positions_from_mask",
 )
 def mask_not_asked(correct: Formulas, mask: Numbers) -> Numbers:
     """Positions are 0, 1, 2, …, padding included."""
@@ -167,9 +167,10 @@ def mask_not_asked(correct: Formulas, mask: Numbers) -> Numbers:
     "TransformerLensOrg/TransformerLens#1610",
     "fix(bridge): derive position_ids from attention_mask for left-padded input",
     framework="TransformerLens",
+    replaces="positions_from_mask",
 )
 def left_padding_only(correct: Formulas, mask: Numbers) -> Numbers:
-    """A mask whose first place is a token has positions 0, 1, 2, …, whatever is padded behind it."""
+    """Sequences that begin with a token have positions 0, 1, 2, …, whatever is padded."""
     counted = Formulas.positions_from_mask(correct, mask)
     return np.where(mask[..., :1], np.arange(mask.shape[-1]), counted)
 
@@ -178,6 +179,7 @@ def left_padding_only(correct: Formulas, mask: Numbers) -> Numbers:
     "unslothai/unsloth#3699",
     "Batched generation with left-padding produces incorrect output",
     framework="unsloth",
+    replaces="positions_from_mask",
 )
 def one_row_for_all(correct: Formulas, mask: Numbers) -> Numbers:
     """All sequences have the positions of the longest one."""

@@ -321,7 +321,7 @@ convolving = partial(reported, operation=ShortConvolution)
     replaces="last_inputs",
 )
 def state_of_short_chunks_not_stored(correct: Formulas, rows: Numbers, steps: int) -> Numbers:
-    """After fewer inputs than the state holds, the final state is what the memory held, here zeros."""
+    """After fewer than k − 1 inputs the final state is unwritten memory, here zeros."""
     last = Formulas.last_inputs(correct, rows, steps)
     return last if steps >= last.shape[-2] else last * 0
 
@@ -391,7 +391,7 @@ def output_not_truncated(correct: Formulas, rows: Numbers, weight: Numbers, step
 def gradient_of_the_kept_state(
     correct: Library, operation: str, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The gradient of the state leaves out the rows that stay in the final state after a short input."""
+    """The gradient of the state leaves out the rows that a short input keeps."""
     gradients = Library.vjp(correct, operation, arguments, cotangent)
     path = carried(OPERATIONS[operation]).state
     if path in gradients and cotangent[0] is not None:
@@ -424,4 +424,4 @@ def gradient_of_weights_per_batch(
     "linear.state-is-last-inputs",
 )
 class StaleInputs(KeptState):
-    """A sequence whose state is 0 starts from the final state of the call before, whatever has_initial_state says."""
+    """A sequence without initial state starts from the final state of the call before."""

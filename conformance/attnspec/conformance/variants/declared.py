@@ -420,23 +420,31 @@ class RampByIndices(Formulas):
         return np.log(length * unscaled / (2 * np.pi * low)) / np.log(most / low)
 
 
-declaring_padding = partial(variant, operations=(PositionsFromMask,), replaces="positions_from_mask")
+declaring_padding = partial(variant, operations=(PositionsFromMask,))
 """Decorator of a variant with other positions of padding."""
 
 
-@declaring_padding("padding at position 1, declared", declares={"padding_positions": "one"})
+@declaring_padding(
+    "padding at position 1, declared", declares={"padding_positions": "one"}, replaces="positions_from_mask"
+)
 def padding_at_1(correct: Formulas, mask: Numbers) -> Numbers:
     """Cumulative sums less 1, then 1 at padding, as transformers generates."""
     return np.where(mask, np.cumsum(mask, axis=-1) - 1, 1)
 
 
-@declaring_padding("padding at the previous position, declared", declares={"padding_positions": "previous"})
+@declaring_padding(
+    "padding at the previous position, declared",
+    declares={"padding_positions": "previous"},
+    replaces="positions_from_mask",
+)
 def padding_at_previous(correct: Formulas, mask: Numbers) -> Numbers:
     """Cumulative sums less 1, cut off at 0, as TransformerLens has them."""
     return np.clip(np.cumsum(mask, axis=-1) - 1, 0, None)
 
 
-@declaring_padding("padding at position −1, declared", declares={"padding_positions": "minus-one"})
+@declaring_padding(
+    "padding at position −1, declared", declares={"padding_positions": "minus-one"}, replaces="positions_from_mask"
+)
 def padding_at_minus_1(correct: Formulas, mask: Numbers) -> Numbers:
     """Cumulative sums times the mask, less 1, as OPT has them."""
     return np.cumsum(mask, axis=-1) * mask - 1

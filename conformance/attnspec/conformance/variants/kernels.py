@@ -187,7 +187,7 @@ class Reciprocal(Formulas):
     replaces="rolling_buffer_positions",
 )
 def rounds_of_slots(correct: Formulas, lengths: Numbers, slots: int) -> Numbers:
-    """Slot s has the position s + rw of the last round r that reached it."""
+    """Slot s has position s + rw, r being the last round that reached it."""
     last, slot = lengths[..., None].astype(np.int64) - 1, np.arange(slots)
     return np.where(slot <= last, slot + (last - slot) // slots * slots, -1)
 

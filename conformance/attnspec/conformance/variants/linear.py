@@ -108,7 +108,7 @@ class PowersOf2(Formulas):
 
 @variant("taps from the current input back", operations=(ShortConvolution,))
 class LatestFirst(Formulas):
-    """The bias first, then the taps from the last to the first, as kernels with a register per input sum."""
+    """The bias first, then the taps from the last to the first."""
 
     def short_convolution(
         self, x: Numbers, weight: Numbers, state: Numbers, *, bias: Numbers = None

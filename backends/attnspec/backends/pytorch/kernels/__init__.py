@@ -194,7 +194,7 @@ def variable_length_attention(
 
 def _sequences(query: Tensor, query_ends: Tensor, key_ends: Tensor,
                key_lengths: Tensor | None) -> Iterator[tuple[Tensor, slice]]:  # fmt: skip
-    """Yield the queries of each sequence that has queries, and the slice of the keys that it uses."""
+    """Yield the queries of each sequence with queries, and the slice of its used keys."""
     ends, starts = query_ends.tolist(), key_ends[:-1]
     stops = key_ends[1:] if key_lengths is None else torch.minimum(key_ends[1:].long(), starts.long() + key_lengths)
     for start, end, first, last in zip(ends[:-1], ends[1:], starts.tolist(), stops.tolist(), strict=True):
