@@ -38,6 +38,8 @@ TENSORFLOW = "https://www.tensorflow.org/api_docs/java/org/tensorflow/op/core"
 OPENVINO = "https://docs.openvino.ai/2024/documentation/openvino-ir-format/operation-sets/operation-specs/sequence"
 CUDNN_GRU = "https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/contrib/cudnn_rnn/CudnnCompatibleGRUCell"
 TENSORRT = "https://docs.rs/trtx-sys/latest/trtx_sys/enum.CausalMaskKind.html"
+TRANSFORMERS = "https://github.com/huggingface/transformers/blob"
+LENS = "https://github.com/TransformerLensOrg/TransformerLens/blob/17122659a7a2e322c107146b3d18ec7d732b09c2"
 MINDSPORE = "https://mindspore.cn/docs/zh-CN/r2.4.1/_sources/api_python/nn/mindspore.nn.GRUCell.rst.txt"
 
 Cells = Mapping[str, tuple[str, str]]
@@ -145,6 +147,18 @@ CELLS: Mapping[str, Cells] = {
         "Llama 3": ("rotations", "src/transformers/modeling_rope_utils.py"),
         "gpt-oss": ("indices", "src/transformers/models/gpt_oss/configuration_gpt_oss.py"),
         "vLLM": ("whole-indices", "vllm/model_executor/layers/rotary_embedding/common.py"),
+    },
+    "padding_positions": {
+        "nnsight": ("zero", "https://github.com/ndif-team/nnsight/pull/673"),
+        "transformers": (
+            "one",
+            f"{TRANSFORMERS}/000034a44ef887621d9b36001a5eb7c46e64cb3f/src/transformers/generation/utils.py",
+        ),
+        "TransformerLens": ("previous", f"{LENS}/transformer_lens/utilities/tensors.py"),
+        "OPT": (
+            "minus-one",
+            f"{TRANSFORMERS}/0184d2087e15afbd83ffa3cef25044a4f6c05047/src/transformers/models/opt/modeling_opt.py",
+        ),
     },
     "head_groups": {
         "PyTorch": ("blocks", MEASURED),

@@ -18,7 +18,7 @@ SIZES = {"n": 3, "m": 5, "h": 3, "heads": 2, "depth": 2}
 KEEPS_DTYPE = {"softmax", "mean_normalization", "average_pooling", "gaussian_scores", "nadaraya_watson", "layer_norm"}
 KEEPS_DTYPE |= {"add_positions", "concat_positions", "concat_output", "embed", "encoder_context"}
 KEEPS_DTYPE |= {"split_heads", "merge_heads", "learned_positions"}
-KEEPS_DTYPE |= {"patchify", "interpolate", "rms_norm", "add_rms_norm", "linear_attention"}
+KEEPS_DTYPE |= {"patchify", "interpolate", "rms_norm", "add_rms_norm", "linear_attention", "short_convolution"}
 KEEPS_DTYPE |= {"merge_attention", "rotary_embedding", "axial_rotary_embedding", "dropout"}
 FLOATING = sorted(name for name, operation in OPERATIONS.items() if operation.differentiable and hasattr(pytorch, name))
 
@@ -37,7 +37,7 @@ def arguments(operation: str, dtype: torch.dtype) -> dict[str, Any]:
         if counted is not None:  # from 0 to the number of positions
             return torch.arange(core[-1]) * SIZES[counted] // (core[-1] - 1)
         if node.kind is Kind.INT:
-            return torch.randint(4, (2, *core), generator=generator)
+            return torch.randint(4, (*[2][: node.batched], *core), generator=generator)
         return torch.randn(2, *core, generator=generator)[... if node.batched else 0].to(dtype)
 
     tree = build_tree(OPERATIONS[operation].call, draw, lambda layers: 2)

@@ -81,7 +81,7 @@ MORE = [
     *(grouped(), grouped(causal=True), grouped(1, 7), grouped(window=(1, 1)), grouped(2, 2, causal=True)),
     *(grouped(bias=draw(4, 1, 1)), grouped(slopes=draw(4), scale=0.3), grouped(3, 0), grouped(0, 3)),
     *(additive(), additive(4, 7, mask=some_pairs(4, 7)), scaled(causal=True), scaled(mask=some_pairs(9, 9))),
-    *(packed(), packed((0, 5, 9), window=(1, 0))),
+    *(packed(), packed((0, 5, 9), window=(1, 0)), packed(key_lengths=np.array([1, 0, 3, 4]))),
 ]  # fmt: skip
 
 

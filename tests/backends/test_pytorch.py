@@ -65,7 +65,7 @@ SIZES |= {"p_o": 3, "d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5, "q": 3, "d_p
 SIZES |= {"p": 4, "spare": 2, "d_y": 5, "t": 4, "depth": 2}
 SIZES |= {"slices": 4, "rows": 2, "columns": 3, "patch": 2, "channels": 3, "d_g": 5}
 SIZES |= {"slices_from": 2, "rows_from": 3, "columns_from": 5}
-SIZES |= {"taps": 4}
+SIZES |= {"taps": 4, "past": 3, "slots": 5}
 SIZES |= {"cached": 3, "source_vocabulary": 8}
 SIZES |= {"heads_k": 2, "group": 3, "pages": 5, "blocks": 2, "page": 3, "sequences": 2, "parts": 3, "pairs": 2}
 SIZES |= {"rest": 1, "axes": 2}
@@ -358,6 +358,23 @@ def linear_recurrence(
     return torch.stack(outputs, -2) if outputs else empty, state
 
 
+def convolved(x: Tensor, weight: Tensor, state: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    batch = np.broadcast_shapes(x.shape[:-2], state.shape[:-2])
+    rows = torch.cat([state.expand(*batch, *state.shape[-2:]), x.expand(*batch, *x.shape[-2:])], -2)
+    output = torch.einsum("...ij,ij->...i", rows.unfold(-2, weight.shape[-1], 1), weight)
+    return output if bias is None else output + bias, rows[..., x.shape[-2] :, :]
+
+
+def last_stored(lengths: Tensor, slots: int) -> Tensor:
+    stored = [[max([-1, *range(slot, int(n), slots)]) for slot in range(slots)] for n in lengths.flatten()]
+    return torch.tensor(stored).reshape(*lengths.shape, slots)
+
+
+def counted_tokens(mask: Tensor) -> Tensor:
+    before = torch.ones(mask.shape[-1], mask.shape[-1]).triu(1)
+    return (mask.float() @ before).long() * mask
+
+
 def rms_normalized(x: Tensor, weight: Tensor, epsilon: float = 1e-6) -> Tensor:
     return weight * x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt()
 
@@ -543,9 +560,11 @@ def grouped(
 
 
 def in_sequences(
-    query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, **options: Any
-) -> tuple[Tensor, Tensor]:
-    ends = zip(query_ends, query_ends[1:], key_ends, key_ends[1:], strict=False)
+    query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor,
+    key_lengths: Tensor | None = None, **options: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    stops = key_ends[1:] if key_lengths is None else key_ends[1:].minimum(key_ends[:-1] + key_lengths)
+    ends = zip(query_ends, query_ends[1:], key_ends, stops, strict=False)
     parts = [grouped(query[..., a:b, :], key[..., c:d, :], value[..., c:d, :], **options) for a, b, c, d in ends]
     return torch.cat([o for o, _ in parts], -2), torch.cat([x for _, x in parts], -1)
 
@@ -653,6 +672,9 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "layer_norm": normalized,
     "rms_norm": rms_normalized,
     "linear_attention": linear_recurrence,
+    "short_convolution": convolved,
+    "rolling_buffer_positions": last_stored,
+    "positions_from_mask": counted_tokens,
     "add_rms_norm": lambda x, residual, weight, **how: (rms_normalized(x + residual, weight, **how), x + residual),
     "feed_forward": perceptron,
     "gru_cell": gru,

@@ -260,6 +260,24 @@ CONVENTIONS = [
         "ends of the ramp not rounded, declared whole",
     ),
     Convention(
+        {"padding_positions": "one"}, "positions_from_mask",
+        "padding at position 1, declared",
+        "padding at position 0, declared 1",
+        calls=(call(mask=np.array([[False, True, True, False]] * 2)),),
+    ),
+    Convention(
+        {"padding_positions": "previous"}, "positions_from_mask",
+        "padding at the previous position, declared",
+        "padding one position further, declared previous",
+        calls=(call(mask=np.array([[False, True, True, False]] * 2)),),
+    ),
+    Convention(
+        {"padding_positions": "minus-one"}, "positions_from_mask",
+        "padding at position −1, declared",
+        "padding before tokens at −1 alone, declared −1",
+        calls=(call(mask=np.array([[False, True, True, False]] * 2)),),
+    ),
+    Convention(
         {"head_groups": "interleaved"}, GROUPS,
         "query heads interleaved, declared",
         "query heads in blocks, declared interleaved",

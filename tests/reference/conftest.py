@@ -15,7 +15,8 @@ _SIZES = (
     "n=3 m=4 d=2 d_q=5 d_k=6 d_v=7 h=2 heads=2 p_q=3 p_k=7 p_v=4 p_o=5 d_x=5 d_m=3 d_s=5 d_h=6 f=4 q=3 d_p=4"
     " vocabulary=6 p=3 spare=2 cached=4 source_vocabulary=7 d_y=3 t=4 depth=3 steps=3 beams=2"
     " slices=6 rows=2 columns=3 slices_from=2 rows_from=3 columns_from=5 patch=3 channels=4 d_g=7"
-    " taps=3 s=3 heads_k=2 group=3 pages=5 blocks=2 page=3 sequences=2 parts=3 pairs=2 rest=1 axes=4 d_c=5 d_r=3"
+    " taps=3 past=2 slots=5 s=3 heads_k=2 group=3 pages=5 blocks=2 page=3 sequences=2 parts=3 pairs=2 rest=1 axes=4"
+    " d_c=5 d_r=3"
 )
 SIZES: Mapping[str, int] = {name: int(size) for name, size in (pair.split("=") for pair in _SIZES.split())}
 """Sizes of random arguments; all sizes of one argument differ, so that axes cannot be confused."""

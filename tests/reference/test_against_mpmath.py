@@ -351,6 +351,31 @@ def linear_recurrence(a: dict[str, Any]) -> list[Any]:
     return [outputs, [state(h, steps).tolist() for h in range(heads_k)]]
 
 
+def convolved_with_state(a: dict[str, Any]) -> list[Any]:
+    rows, taps = [*a["state"], *a["x"]], len(a["weight"][0])
+    more = [0] * len(a["weight"]) if a.get("bias") is None else a["bias"]
+    filters = list(zip(a["weight"], more, strict=True))
+    outputs = [
+        [b + mp.fsum(w[j] * rows[i + j][c] for j in range(taps)) for c, (w, b) in enumerate(filters)]
+        for i in range(len(a["x"]))
+    ]
+    return [outputs, [[*row] for row in rows[len(a["x"]) :]]]
+
+
+def last_stored(a: dict[str, Any]) -> list[int]:
+    return [max([-1, *range(slot, int(a["lengths"]), a["slots"])]) for slot in range(a["slots"])]
+
+
+def counted_tokens(a: dict[str, Any]) -> list[int]:
+    positions: list[int] = []
+    before = 0
+    for token in a["mask"]:
+        padding = {"zero": 0, "one": 1, "previous": max(before - 1, 0), "minus-one": -1}
+        positions.append(before if token else padding[choice("padding_positions")])
+        before += bool(token)
+    return positions
+
+
 def rms_normalized(row: Row, a: dict[str, Any]) -> list[Any]:
     more = 1 if choice("rms_weight") == "plus-one" else 0
     root = mp.sqrt(mp.fsum(x**2 for x in row) / len(row) + mp.mpf(float(a.get("epsilon", 1e-6))))
@@ -618,16 +643,17 @@ def in_sequences(a: dict[str, Any]) -> list[Any]:
     heads, ends = len(a["query"]), list(zip(a["query_ends"], a["key_ends"], strict=True))
     outputs: list[Any] = [[] for _ in range(heads)]
     logarithms: list[Any] = [[] for _ in range(heads)]
-    for (i, j), (k, m) in pairwise(ends):
+    for s, ((i, j), (k, m)) in enumerate(pairwise(ends)):
+        used = m - j if a.get("key_lengths") is None else min(m - j, int(a["key_lengths"][s]))
 
-        def away(row: int, key: int, n: int = k - i, keys: int = m - j) -> int:
+        def away(row: int, key: int, n: int = k - i, keys: int = used) -> int:
             return beyond(row, key, n, keys)
 
         query, key, value = (
             [x[start:end] for x in rows]
             for rows, start, end in ((a["query"], i, k), (a["key"], j, m), (a["value"], j, m))
         )
-        heads_of_sequence = with_slopes_and_sinks(a, query, key, value, away, m - j)
+        heads_of_sequence = with_slopes_and_sinks(a, query, key, value, away, used)
         for r in range(heads):
             outputs[r] += heads_of_sequence[0][r]
             logarithms[r] += heads_of_sequence[1][r]
@@ -843,6 +869,9 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "rnn_output": lambda a: affine(a["state"], a["w_hq"], a["b_q"]),
     "layer_norm": lambda a: normalized([a["x"]], a["parameters"], a.get("epsilon", EPSILON))[0],
     "linear_attention": linear_recurrence,
+    "short_convolution": convolved_with_state,
+    "rolling_buffer_positions": last_stored,
+    "positions_from_mask": counted_tokens,
     "rms_norm": lambda a: rms_normalized(a["x"], a),
     "add_rms_norm": lambda a: (lambda z: [rms_normalized(z, a), z])(
         [x + r for x, r in zip(a["x"], a["residual"], strict=True)]

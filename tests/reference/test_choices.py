@@ -22,7 +22,7 @@ def inputs_that_show(question: str, operation: Operation, arguments: dict[str, A
     inputs = dict(arguments)
     if "causal" in operation.defaults:
         inputs["causal"] = question != "alibi_distances"  # signed and absolute ones differ at later keys
-    if question in ("length_alignment", "window_left") and any(leaf.path == "key_lengths" for leaf in operation.leaves):
+    if question in ("length_alignment", "window_left") and "key_lengths" in operation.lengths:
         inputs["key_lengths"] = np.asarray(SIZES["m"])  # not n, where both alignments are one
     if question == "window_left" and "window" in operation.defaults:
         inputs["window"] = (1, None)
@@ -34,6 +34,8 @@ def inputs_that_show(question: str, operation: Operation, arguments: dict[str, A
             places = np.arange(inputs[keys].size)
             inputs[queries] = np.where(places > 0, inputs[queries][-1], 0)
             inputs[keys] = np.where(places == places[-1], inputs[keys][-1], 0)
+    if operation.name == "positions_from_mask":
+        inputs["mask"] = np.arange(SIZES["t"]) % 3 > 0  # padding before the tokens and behind them
     return without_keys_for_first_query(operation, inputs) if question == "fully_masked" else inputs
 
 

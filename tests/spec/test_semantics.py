@@ -39,7 +39,7 @@ def test_a_question_concerns_some_operations_and_not_all() -> None:
 
 
 def test_questions_of_masks_concern_operations_with_a_mask() -> None:
-    masked = {o.name for o in JUDGED if any(leaf.kind is Kind.BOOL for leaf in o.leaves)}
+    masked = {o.name for o in JUDGED if o.sizes_of(Axis.KEY) and any(x.kind is Kind.BOOL for x in o.leaves)}
     assert concerned("fully_masked") == concerned("masked_nonfinite") == masked
 
 
@@ -91,6 +91,7 @@ def test_the_factor_concerns_rms_norms() -> None:
 
 def test_the_ramp_concerns_rotary_frequencies() -> None:
     assert concerned("rotary_ramp") == {"rotary_frequencies"}
+    assert concerned("padding_positions") == {"positions_from_mask"}
     assert concerned("rotary_pairs") == {"rotary_embedding", "axial_rotary_embedding"}
 
 
@@ -106,6 +107,8 @@ def test_repeatability_concerns_operations_with_float_results() -> None:
         "padding_mask",
         "sliding_window_mask",
         "document_mask",
+        "rolling_buffer_positions",
+        "positions_from_mask",
     }
 
 

@@ -26,6 +26,8 @@ from attnspec.spec.kernels import (
     LatentAttention,
     MergeAttention,
     PagedAttention,
+    PositionsFromMask,
+    RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
@@ -41,6 +43,8 @@ __all__ = [
     "latent_attention",
     "merge_attention",
     "paged_attention",
+    "positions_from_mask",
+    "rolling_buffer_positions",
     "rotary_embedding",
     "rotary_frequencies",
     "sliding_window_mask",
@@ -186,14 +190,16 @@ def variable_length_attention(
     softcap: float | None = None,
     slopes: Float[np.ndarray, " heads"] | None = None,
     sinks: Float[np.ndarray, " heads"] | None = None,
+    key_lengths: Int[np.ndarray, " sequences"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch heads n d_v"], Float[np.ndarray, "*batch heads n"] | None]:
-    """O = [O₁; O₂; …] and ℓ = [ℓ₁; ℓ₂; …]: `grouped_query_attention` of each sequence alone."""
+    """O = [O₁; O₂; …] and ℓ = [ℓ₁; ℓ₂; …]: `grouped_query_attention` of each sequence and the keys that it uses."""
+    stops = key_ends[1:] if key_lengths is None else np.minimum(key_ends[1:], key_ends[:-1] + key_lengths)
     parts = [
         grouped_query_attention(
             query[..., i:i_end, :], key[..., j:j_end, :], value[..., j:j_end, :],
             causal=causal, scale=scale, window=window, softcap=softcap, slopes=slopes, sinks=sinks,
         )
-        for (i, i_end), (j, j_end) in zip(pairwise(query_ends), pairwise(key_ends), strict=True)
+        for (i, i_end), j, j_end in zip(pairwise(query_ends), key_ends[:-1], stops, strict=True)
     ]  # fmt: skip
     outputs, logarithms = zip(*parts, strict=True)
     return np.concatenate(outputs, axis=-2), np.concatenate(logarithms, axis=-1)
@@ -387,6 +393,23 @@ def document_mask(
     """Mᵢⱼ = [Dᵢ = Eⱼ]: query and key belong to the same document."""
     same: np.ndarray = query_documents[..., :, None] == key_documents[..., None, :]
     return same
+
+
+@defines(RollingBufferPositions[np.ndarray])
+def rolling_buffer_positions(lengths: Int[np.ndarray, "*batch"], slots: int) -> Int[np.ndarray, "*batch {slots}"]:
+    """p = ℓ − 1 − ((ℓ − 1 − s) mod w): the last position that slot s was written at; −1 before the first."""
+    last = lengths[..., None] - 1
+    positions: np.ndarray = np.maximum(last - (last - np.arange(slots)) % slots, -1)
+    return positions
+
+
+@defines(PositionsFromMask[np.ndarray])
+def positions_from_mask(mask: Bool[np.ndarray, "*batch t"]) -> Int[np.ndarray, "*batch t"]:
+    """p = Σ_{j<i} M_j for tokens, and for padding what semantics `padding_positions` says."""
+    last = np.cumsum(mask, axis=-1) - 1
+    of_padding = {"zero": 0, "one": 1, "previous": np.maximum(last, 0), "minus-one": -1}
+    positions: np.ndarray = np.where(mask, last, of_padding[choice("padding_positions")])
+    return positions
 
 
 @defines(Dropout[np.ndarray])

@@ -1,4 +1,4 @@
-"""Linear attention: a recurrence over a matrix of state per head."""
+"""Linear attention: a recurrence over a matrix of state per head; and the short convolution before it."""
 
 import numpy as np
 from jaxtyping import Float
@@ -6,9 +6,9 @@ from jaxtyping import Float
 from attnspec.reference.defining.definition import defines
 from attnspec.reference.defining.overriding import overridable
 from attnspec.reference.kernels import add_groups, merge_groups, scaled, split_groups
-from attnspec.spec.linear import LinearAttention
+from attnspec.spec.linear import LinearAttention, ShortConvolution
 
-__all__ = ["linear_attention"]
+__all__ = ["linear_attention", "short_convolution"]
 
 
 @defines(LinearAttention[np.ndarray])
@@ -71,3 +71,20 @@ def written_state(state: np.ndarray, product: np.ndarray) -> np.ndarray:
     """
     written: np.ndarray = state + product
     return written
+
+
+@defines(ShortConvolution[np.ndarray])
+def short_convolution(
+    x: Float[np.ndarray, "*#batch t d"],
+    weight: Float[np.ndarray, "d taps"],
+    state: Float[np.ndarray, "*#batch past d"],
+    *,
+    bias: Float[np.ndarray, " d"] | None = None,
+) -> tuple[Float[np.ndarray, "*batch t d"], Float[np.ndarray, "*batch past d"]]:
+    """y_i = b + Σ_j w_j r_{i+j} with the rows r = [S; x]; the final state is the rows from t on."""
+    steps, taps = x.shape[-2], weight.shape[-1]
+    batch = np.broadcast_shapes(x.shape[:-2], state.shape[:-2])
+    rows = np.concatenate([np.broadcast_to(part, (*batch, *part.shape[-2:])) for part in (state, x)], axis=-2)
+    windows = np.stack([rows[..., j : j + steps, :] for j in range(taps)], axis=-1)
+    output = (windows[..., None, :] @ weight[..., None])[..., 0, 0]
+    return output if bias is None else output + bias, rows[..., steps:, :]

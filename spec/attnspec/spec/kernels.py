@@ -23,6 +23,7 @@ from attnspec.spec.contract.sources import (
     PRESS,
     SRIVASTAVA,
     SU,
+    TRANSFORMERS,
     VASWANI,
     WANG_QWEN,
     XIAO,
@@ -39,6 +40,8 @@ __all__ = [
     "LatentAttention",
     "MergeAttention",
     "PagedAttention",
+    "PositionsFromMask",
+    "RollingBufferPositions",
     "RotaryEmbedding",
     "RotaryFrequencies",
     "SlidingWindowMask",
@@ -141,9 +144,10 @@ class GroupedQueryAttention(Protocol[Array]):
     ],
     axes={"n": Axis.QUERY | Axis.TIME, "m": Axis.KEY | Axis.TIME},
     linear="value",
-    features="causal scale window softcap slopes sinks log_sum_exp",
+    features="causal scale window softcap slopes sinks key_lengths log_sum_exp",
     results="output log_sum_exp",
     cumulative={"query_ends": "n", "key_ends": "m"},
+    generated_below={"key_lengths": 7},
     trial_values={"scale": (0.25, -0.5), "window": ((1, 0), (256, 0)), "softcap": (2.0, 50.0)},
     parts={
         "scale": ScoreEffect.SCALE,
@@ -156,12 +160,14 @@ class VariableLengthAttention(Protocol[Array]):
     """Attention of several sequences packed into one, each to its own keys.
 
     Where: a and b are `query_ends` and `key_ends`: sequence s has the queries a_s … a_{s+1}−1 and the keys
-    b_s … b_{s+1}−1. Each sequence is computed as in `grouped_query_attention`. Its first query is aligned with its
-    first key, or its last query with its last key (semantics `causal_alignment`): from there the distances of `slopes`
-    count, too. The output is in units of value.
-    Domain: Σ|q||k| does not overflow. The softcap is positive.
+    b_s … b_{s+1}−1, of which only the first `key_lengths`[s] are used if these are given (`seqused_k` of
+    FlashAttention). Each sequence is computed as in `grouped_query_attention`. Its first query is aligned with its
+    first key, or its last query with the last key used (semantics `causal_alignment`): from there the distances of
+    `slopes` count, too. The output is in units of value.
+    Domain: Σ|q||k| does not overflow. The softcap is positive, and no length negative.
     Edges: A sequence may have no queries or no keys. Queries without keys give 0, and −∞ for the logarithm or, if there
-    is one, its sink (semantics `sink_alone`).
+    is one, its sink (semantics `sink_alone`). Unused keys have no effect, NaN and ∞ included. A length
+    beyond the keys of a sequence uses all of them.
     """
 
     def __call__(
@@ -178,6 +184,7 @@ class VariableLengthAttention(Protocol[Array]):
         softcap: float | None = None,
         slopes: Annotated[Float[Array, " heads"], sizes(heads="heads_k*group")] | None = None,
         sinks: Annotated[Float[Array, " heads"], sizes(heads="heads_k*group")] | None = None,
+        key_lengths: Int[Array, " sequences"] | None = None,
     ) -> tuple[
         Annotated[Float[Array, "*batch heads n d_v"], sizes(heads="heads_k*group")],
         Annotated[Float[Array, "*batch heads n"], sizes(heads="heads_k*group")] | None,
@@ -471,6 +478,44 @@ class DocumentMask(Protocol[Array]):
 
 
 @operation(
+    "rolling_buffer_positions",
+    chapter="kernels",
+    formula=r"p_s = \max(-1,\ \ell - 1 - ((\ell - 1 - s) \bmod w))",
+    sources=[JIANG.passage("2 Architectural details: rolling buffer cache")],
+    axes={"slots": Axis.LENGTH},
+    generated_below={"lengths": 140_000},
+)
+class RollingBufferPositions(Protocol[Array]):
+    """Positions of the keys in a rolling buffer, the cache of the last w.
+
+    Where: w is `slots`, and ℓ `lengths`, the number of positions stored so far. Position p is stored in slot p mod w,
+    where it replaces position p − w. Masks and rotary embeddings need these positions, not the slots.
+    Domain: Lengths are not negative.
+    Edges: A slot that was never written has position −1.
+    """
+
+    def __call__(self, lengths: Int[Array, "*batch"], slots: int) -> Int[Array, "*batch {slots}"]: ...
+
+
+@depends_on("padding_positions")
+@operation(
+    "positions_from_mask",
+    chapter="kernels",
+    formula=r"p_i = \sum_{j < i} [\,M_j\,] \text{ where } M_i",
+    sources=[TRANSFORMERS.passage("generation: position_ids from attention_mask")],
+    causal="t",
+)
+class PositionsFromMask(Protocol[Array]):
+    """Positions of the tokens of padded sequences: each is the number of tokens before it.
+
+    Where: M is `mask`, True for tokens, False for padding, which may be on the left, on the right or between. Padding
+    has position 0 or another one that no token is computed from (semantics `padding_positions`).
+    """
+
+    def __call__(self, mask: Bool[Array, "*batch t"]) -> Int[Array, "*batch t"]: ...
+
+
+@operation(
     "dropout",
     chapter="kernels",
     formula=r"y_{ij} = [\,K_{ij}\,]\, \alpha_{ij} / (1 - p)",
@@ -510,6 +555,8 @@ class KernelsOperations(Generic[Array]):
     alibi_slopes: AlibiSlopes[Array]
     sliding_window_mask: SlidingWindowMask[Array]
     document_mask: DocumentMask[Array]
+    rolling_buffer_positions: RollingBufferPositions[Array]
+    positions_from_mask: PositionsFromMask[Array]
     dropout: Dropout[Array]
 
 
@@ -527,4 +574,6 @@ class KernelsTable(TypedDict, Generic[Array], total=False):
     alibi_slopes: AlibiSlopes[Array]
     sliding_window_mask: SlidingWindowMask[Array]
     document_mask: DocumentMask[Array]
+    rolling_buffer_positions: RollingBufferPositions[Array]
+    positions_from_mask: PositionsFromMask[Array]
     dropout: Dropout[Array]

@@ -1,4 +1,4 @@
-"""Linear attention: a matrix of state per head, updated by every key and value and read by every query.
+"""Linear attention: a matrix of state per head, and the short convolution before it.
 
 Edges: An empty batch gives an empty result. Without steps, the final state is the initial one.
 """
@@ -8,11 +8,12 @@ from typing import Annotated, Generic, Protocol, TypedDict
 from jaxtyping import Float
 
 from attnspec.spec.contract.annotations import Array, sizes
+from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.semantics import depends_on
-from attnspec.spec.contract.sources import KATHAROPOULOS, KIMI, ONNX, YANG_DELTA, YANG_GATED, YANG_GATED_DELTA
+from attnspec.spec.contract.sources import GU, KATHAROPOULOS, KIMI, ONNX, YANG_DELTA, YANG_GATED, YANG_GATED_DELTA
 
-__all__ = ["LinearAttention", "LinearOperations", "LinearTable"]
+__all__ = ["LinearAttention", "LinearOperations", "LinearTable", "ShortConvolution"]
 
 
 @depends_on("head_groups")
@@ -68,13 +69,48 @@ class LinearAttention(Protocol[Array]):
     ]: ...
 
 
+@operation(
+    "short_convolution",
+    chapter="linear",
+    formula=r"y_{ic} = b_c + \sum_{j=0}^{k-1} w_{cj} x_{i-k+1+j,c},\quad (x_{1-k}, \dots, x_{-1}) = S",
+    sources=[
+        ONNX.passage("CausalConvWithState-27"),
+        GU.passage("3.4 A simplified SSM architecture"),
+    ],
+    axes={"past": Axis.TAP},
+    causal="t",
+    results="output final",
+    features="bias",
+)
+class ShortConvolution(Protocol[Array]):
+    """Causal depthwise convolution of a sequence, as before linear attention: outputs and the final state.
+
+    Where: k is the number of `taps`; the last one multiplies the current input (taps are not reversed). Every feature
+    has its own weights. S is `state`, the k − 1 inputs before the first one, the latest last; zeros begin a sequence.
+    The final state is the last k − 1 inputs, S included. b is `bias`, 0 if not given. No activation is applied. The
+    output is in units of x × weight.
+    Domain: Sums do not overflow.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch t d"],
+        weight: Annotated[Float[Array, "d taps"], sizes(taps="1+past")],
+        state: Float[Array, "*#batch past d"],
+        *,
+        bias: Float[Array, " d"] | None = None,
+    ) -> tuple[Float[Array, "*batch t d"], Float[Array, "*batch past d"]]: ...
+
+
 class LinearOperations(Generic[Array]):
     """The operations of linear attention as methods of a backend class."""
 
     linear_attention: LinearAttention[Array]
+    short_convolution: ShortConvolution[Array]
 
 
 class LinearTable(TypedDict, Generic[Array], total=False):
     """The operations of linear attention by name, as a typed dictionary."""
 
     linear_attention: LinearAttention[Array]
+    short_convolution: ShortConvolution[Array]

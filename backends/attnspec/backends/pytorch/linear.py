@@ -1,4 +1,4 @@
-"""Linear attention in chunks. Protocol: ``attnspec.spec.linear``.
+"""Linear attention in chunks, and the short convolution. Protocols: ``attnspec.spec.linear``.
 
 Within a chunk, with G the sum of the decays from its first step on, E_ij = e^(G_i − G_j) for j ≤ i, and S the state
 before it: (I + βA)U = β(V − (K e^G)S) with A = strictly lower (KKᵀ ∘ E), O = (Q e^G)S + (QKᵀ ∘ E)U, and the next state
@@ -18,11 +18,11 @@ from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.autocast import ignores_autocast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.spec import LinearAttention, implements
+from attnspec.spec import LinearAttention, ShortConvolution, implements
 
-__all__ = ["linear_attention"]
+__all__ = ["linear_attention", "short_convolution"]
 
-_check = Check("linear_attention")
+_check, _convolution = Check("linear_attention"), Check("short_convolution")
 
 CHUNK, CHUNK_OF_VECTORS = 64, 7
 """Steps of a chunk; fewer where every feature decays on its own, so that e^(−G) stays in the range of float64."""
@@ -193,3 +193,25 @@ def _solve(triangle: Tensor, right: Tensor) -> Tensor:
     triangle, right = (x.expand(*batch, *x.shape[-2:]) for x in (triangle, right))
     solved: Tensor = torch.linalg.solve_triangular(triangle, right, upper=False, unitriangular=True)
     return solved
+
+
+@implements(ShortConvolution[Tensor])
+@ignores_autocast
+def short_convolution(
+    x: Float[Tensor, "*#batch t d"],
+    weight: Float[Tensor, "d taps"],
+    state: Float[Tensor, "*#batch past d"],
+    *,
+    bias: Float[Tensor, " d"] | None = None,
+) -> tuple[Float[Tensor, "*batch t d"], Float[Tensor, "*batch past d"]]:
+    """Outputs and final state, by one product per tap; half dtypes in float32."""
+    _convolution(x, weight, state, bias)
+    batch, steps = broadcast(x.shape[:-2], state.shape[:-2]), x.shape[-2]
+    rows = torch.cat([part.expand(*batch, *part.shape[-2:]) for part in (state, x)], -2)
+    wide, filters = upcast(rows), upcast(weight)
+    output = filters[:, 0] * wide[..., :steps, :]
+    for j in range(1, filters.shape[-1]):
+        output = output + filters[:, j] * wide[..., j : j + steps, :]
+    if bias is not None:
+        output = output + upcast(bias)
+    return output.to(x.dtype), rows[..., steps:, :].clone()

@@ -53,9 +53,11 @@ class Packed(Row):
         softcap: float | None = None,
         slopes: Float[Tensor, " heads"] | None = None,
         sinks: Float[Tensor, " heads"] | None = None,
+        key_lengths: Int[Tensor, " sequences"] | None = None,
     ) -> tuple[Float[Tensor, "heads n d_v"], Float[Tensor, "heads n"] | None]:
         """softmax(QKᵀ·scale)V of each sequence; options not in `limits` are unsupported."""
-        _check(query, key, value, query_ends, key_ends, scale, window, softcap, slopes, sinks, causal=causal)
+        others = scale, window, softcap, slopes, sinks, key_lengths
+        _check(query, key, value, query_ends, key_ends, *others, causal=causal)
         return packed(query, key, value, query_ends, key_ends, causal, scale)
 
 

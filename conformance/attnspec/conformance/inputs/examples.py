@@ -129,7 +129,7 @@ def _integers_below(bound: int, shape: tuple[int, ...], rng: np.random.Generator
     """Integers below a bound; a large bound makes all orders of magnitude equally frequent."""
     if bound <= UNIFORM_BOUND:
         return np.asarray(rng.integers(0, bound, shape))
-    return np.asarray(np.floor(float(bound) ** rng.random(shape)), dtype=np.int64) - 1
+    return np.asarray(np.floor(float(bound) ** rng.random(shape)) - 1, dtype=np.int64)
 
 
 def numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator, dtype: str, weight: bool = False) -> Numbers:

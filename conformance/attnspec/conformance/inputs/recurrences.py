@@ -1,4 +1,4 @@
-"""Arrays of a recurrence over a matrix of state, recognised by their axes."""
+"""Arrays of operations that carry a state, recognised by their axes."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -6,6 +6,41 @@ from typing import NamedTuple
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind
+
+
+class Carried(NamedTuple):
+    """Paths of initial state, output and final state, and the size that counts steps."""
+
+    state: str
+    output: str
+    final: str
+    steps: str
+
+
+@lru_cache(maxsize=16)
+def carried(operation: Operation) -> Carried:
+    """Paths of an operation that begins with a state and returns the final one."""
+    (steps,) = operation.sizes_of(Axis.TIME)
+    (state,) = (x for x in operation.leaves if operation.role(x) is Role.STATE)
+    (output,), (final,) = ([x for x in operation.outputs if (steps in x.sizes) is each] for each in (True, False))
+    return Carried(state.path, output.path, final.path, steps)
+
+
+class Convolution(NamedTuple):
+    """Paths of the inputs, the weights and the bias."""
+
+    x: str
+    weight: str
+    bias: str
+
+
+@lru_cache(maxsize=16)
+def convolution(operation: Operation) -> Convolution:
+    """Paths of an operation like the short convolution."""
+    (bias,) = (x for x in operation.leaves if x.optional)
+    (weight,) = (x for x in operation.leaves if operation.role(x) is Role.WEIGHT and x is not bias)
+    (x,) = (x for x in operation.leaves if carried(operation).steps in x.sizes)
+    return Convolution(x.path, weight.path, bias.path)
 
 
 class Recurrence(NamedTuple):
@@ -33,8 +68,6 @@ def recurrence(operation: Operation) -> Recurrence:
     (key,) = (x for x in keys if x.core[-1].factors == query.core[-1].factors)
     (value,) = (x for x in keys if x is not key)
     (decay,), (rate,) = ([x for x in rows if x.optional and x.core[-1].broadcast is wide] for wide in (True, False))
-    (state,) = (x for x in operation.leaves if operation.role(x) is Role.STATE)
     (scale,) = (x for x in operation.options if x.kind is Kind.NUMBER)
-    (output,), (final,) = ([x for x in operation.outputs if (steps in x.sizes) is each] for each in (True, False))
-    arrays = (query, key, value, state, decay, rate, scale, output, final)
-    return Recurrence._make([*(x.path for x in arrays), steps])
+    paths, p = [x.path for x in (query, key, value, decay, rate, scale)], carried(operation)
+    return Recurrence._make([*paths[:3], p.state, *paths[3:], p.output, p.final, steps])

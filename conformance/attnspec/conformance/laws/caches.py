@@ -1,4 +1,4 @@
-"""Checks of the laws of packed sequences and of paged caches. Options of ``@checks``: see ``Check``."""
+"""Checks of the laws of packed sequences, of caches and of their positions. Options of ``@checks``: see ``Check``."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -78,6 +78,33 @@ def packed_equals_separate(subject: Subject, arguments: Arguments, rng: np.rando
             for path, x in subject.results(alone).items():
                 at = _index_of_rows(operation, path, i)
                 subject.demand_match(x, expected[path][at], 2 * budgets[path][at], alone, f"of one sequence, {path}")
+    return True
+
+
+@checks(law.PACKED_EQUALS_SEPARATE, once=True)
+def unused_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Store NaN, infinity and 1e4 behind the keys that sequences use; compare with a call without these keys."""
+    operation = subject.operation
+    lengths = next(x.path for x in operation.leaves if x.path in operation.generated_below)
+    if not subject.limits.has(lengths):
+        return False
+    sampled, _, of_keys = _sample_packed(subject, rng)
+    used = [min(x.stop - x.start, most) for x, most in zip(of_keys, (2, 9, 1), strict=True)]
+    kept = np.concatenate([x.start + np.arange(n) for x, n in zip(of_keys, used, strict=True)])
+    hidden = np.setdiff1d(np.arange(sampled.keys_count or 0), kept)
+    _, key_ends = operation.cumulative
+    for options in _position_options(subject, sampled):
+        packed_call = sampled.replaced(options)
+        short = packed_call.along(operation.key_size or "", take(kept))
+        short = short.replaced({key_ends: np.cumsum([0, *used])})
+        expected, budgets = doubles(subject.results(short)), doubled(subject.budgets(short))
+        for poison in (np.nan, np.inf, 1e4):
+            changes: dict[str, Any] = {lengths: np.array(used)}
+            for leaf in operands(operation)[1:]:
+                changes[leaf.path] = packed_call.array(leaf.path).copy()
+                changes[leaf.path][..., hidden, :] = poison
+            changed = packed_call.replaced(changes)
+            subject.all_match(subject.results(changed), expected, budgets, changed, f"with {poison} in unused keys,")
     return True
 
 
@@ -166,3 +193,37 @@ def paged_equals_contiguous(subject: Subject, arguments: Arguments, rng: np.rand
         by_path = {x.path: wide(expected[y.path]) for x, y in outputs}
         subject.all_match(subject.results(paged), by_path, budgets, paged, "unlike unpaged keys,")
     return True
+
+
+@checks(law.ROLLING_BUFFER_KEEPS_LAST, once=True)
+def rolling_buffer_keeps_last(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Store the positions one by one, from none to three rounds and more."""
+    operation = subject.operation
+    ((lengths,), (slots,)) = operation.generated_below, operation.sizes_of(Axis.LENGTH)
+    for count in (1, 2, 7, 64):
+        count = subject.allowed_size(slots, count)
+        for total in (0, 1, count - 1, count, count + 1, 2 * count, 3 * count + 2):
+            stored = np.full(count, -1)
+            for position in range(total):
+                stored[position % count] = position
+            call = arguments.replaced({lengths: np.array(total), slots: count})
+            got = subject.results(call)[operation.leading.path]
+            message = f"after {total} positions, {count} slots have {got}, not {stored}"
+            subject.demand(np.array_equal(got, stored), message, call, got=got)
+    return True
+
+
+@checks(law.PADDING_TAKES_NO_POSITION)
+def padding_takes_no_position(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Number the tokens of every sequence; then pad on the left, on the right and between."""
+    (mask,) = (x.path for x in arguments.operation.leaves)
+    shape = arguments.array(mask).shape
+    place = np.arange(shape[-1])
+    for tokens in (arguments.array(mask), place >= shape[-1] // 3, place < shape[-1] // 2, place % 2 == 1):
+        call = arguments.replaced({mask: np.broadcast_to(tokens, shape).copy()})
+        got = subject.results(call)[arguments.operation.leading.path]
+        for row in np.ndindex(shape[:-1]):
+            own = call.array(mask)[row]
+            message = f"tokens of {own.astype(int)} have the positions {got[row][own]}"
+            subject.demand(np.array_equal(got[row][own], np.arange(own.sum())), message, call, got=got)
+    return bool(shape[-1])

@@ -1,4 +1,4 @@
-"""Checks of the laws of linear attention. Options of ``@checks``: see ``Check``."""
+"""Checks of the laws of linear attention and of the short convolution. Options of ``@checks``: see ``Check``."""
 
 from functools import partial
 from itertools import product
@@ -8,7 +8,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
 from attnspec.conformance.inputs.dtypes import NARROW
-from attnspec.conformance.inputs.recurrences import recurrence
+from attnspec.conformance.inputs.recurrences import carried, convolution, recurrence
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import doubled, doubles, key_heads, wide
@@ -36,7 +36,7 @@ def _results_match(subject: Subject, arguments: Arguments, expected: Results, bu
 @checks(law.PARTS_EQUAL_WHOLE)
 def parts_equal_whole(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Cut a sequence at two random steps and after the first; 16-bit dtypes round the state and are skipped."""
-    p = recurrence(subject.operation)
+    p = carried(subject.operation)
     steps = arguments.size(p.steps)
     if steps < 2 or subject.dtype in NARROW or subject.precision.inputs or subject.precision.operand:
         return False
@@ -189,3 +189,42 @@ def decay_is_exponential(subject: Subject, arguments: Arguments, rng: np.random.
     expected = np.broadcast_to(factors * wide(first.array(p.state)), got.shape)
     subject.demand_match(got, expected, 2 * budget, decaying, "with keys of 0, the final state")
     return bool(got.size)
+
+
+@checks(law.TAPS_ARE_DELAYS)
+def taps_are_delays(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Set the weights of one tap after another to 1."""
+    p, paths = convolution(subject.operation), carried(subject.operation)
+    if subject.precision.inputs or subject.precision.operand:
+        return False
+    rows, weight = _state_and_inputs(arguments), arguments.array(p.weight)
+    steps, taps = arguments.size(paths.steps), weight.shape[-1]
+    for j in range(taps):
+        single = np.zeros_like(weight)
+        single[..., j] = 1
+        call = arguments.replaced({p.weight: single, p.bias: None})
+        got = subject.results(call)[paths.output]
+        title = f"with weight 1 at tap {j} of {taps}, the {paths.output}"
+        subject.demand_equal(
+            got, rows[..., j : j + steps, :], partial(_budget, subject, call, paths.output), call, title
+        )
+    return bool(steps)
+
+
+@checks(law.STATE_IS_LAST_INPUTS)
+def state_is_last_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Take all inputs, then one at most, which is fewer than the state may hold; then begin with zeros."""
+    paths = carried(subject.operation)
+    few = arguments.along(paths.steps, keep(min(arguments.size(paths.steps), subject.limits.length_from(1))))
+    for call in (arguments, few, few.replaced({paths.state: np.zeros_like(arguments.array(paths.state))})):
+        steps = call.size(paths.steps)
+        got, rows = subject.results(call)[paths.final], _state_and_inputs(call)
+        title = f"after {steps} inputs, the {paths.final}"
+        subject.demand_equal(got, rows[..., steps:, :], partial(_budget, subject, call, paths.final), call, title)
+    return True
+
+
+def _state_and_inputs(arguments: Arguments) -> Numbers:
+    """Rows of the state, then the inputs, with the batch of the call."""
+    parts = [arguments.array(p) for p in (carried(arguments.operation).state, convolution(arguments.operation).x)]
+    return np.concatenate([np.broadcast_to(x, (*arguments.batch, *x.shape[-2:])) for x in parts], axis=-2)

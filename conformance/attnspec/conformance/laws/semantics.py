@@ -433,8 +433,28 @@ def _probe_by_formulas(question: str) -> None:
         return _observed(subject, samples(subject, rng), question)
 
 
-for _question in ("gru_reset", "gru_update", "lstm_forget_bias", "rms_weight", "rotary_pairs", "rotary_ramp"):
+for _question in (
+    "gru_reset",
+    "gru_update",
+    "lstm_forget_bias",
+    "rms_weight",
+    "rotary_pairs",
+    "rotary_ramp",
+    "padding_positions",
+):
     _probe_by_formulas(_question)
+
+
+@probes("padding_positions")
+def padding_positions(subject: Subject, rng: np.random.Generator) -> Observations:
+    """Pad sequences in front, behind two tokens, and at random."""
+    seen: Observations = []
+    (mask,) = (x.path for x in subject.operation.leaves)
+    for sampled in samples(subject, rng):
+        tokens = np.asarray(rng.random(sampled.array(mask).shape) < 0.6)
+        tokens[..., 0], tokens[..., 1:3], tokens[..., 3:4] = False, True, False
+        seen += _observed(subject, [sampled.replaced({mask: tokens})], "padding_positions")
+    return seen
 
 
 @probes("head_groups")

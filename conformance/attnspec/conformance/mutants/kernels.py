@@ -5,6 +5,7 @@ Each function is one step of ``Formulas``, the correct formulas, with a defect; 
 ``value_of(x)`` is x without its record of gradients, so that no gradient flows through it.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from attnspec.spec.kernels import (
     LatentAttention,
     MergeAttention,
     PagedAttention,
+    PositionsFromMask,
+    RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
@@ -460,7 +463,13 @@ def constant_weights(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers)
     source="huggingface/transformers#46634: cross-sequence contamination under an all-ones mask",
 )
 def packed_as_one_sequence(
-    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *ends: Numbers, **options: Any
+    correct: Formulas,
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    *ends: Numbers,
+    key_lengths: Numbers = None,
+    **options: Any,
 ) -> Numbers:
     """Packed sequences are computed as one sequence."""
     return correct.grouped_query_attention(query, key, value, **options)
@@ -478,6 +487,87 @@ def short_sequences(correct: Formulas, ends: Numbers) -> list[slice]:
     moved = ends.copy()
     moved[1:-1] = np.maximum(moved[1:-1] - 1, 0)
     return Formulas.sequence_slices(correct, moved)
+
+
+counting_keys = partial(
+    mutant,
+    replaces="used_keys",
+    operations=(VariableLengthAttention,),
+    breaks=("kernels.packed-equals-separate", "operation.oracle"),
+)
+"""Decorator of a mutant that misreads how many keys the sequences use."""
+
+
+@counting_keys(
+    "keys used by the first sequence for all",
+    source="Dao-AILab/flash-attention#1192: one length for the batch in place of that of the sequence",
+)
+def first_length(correct: Formulas, ends: Numbers, lengths: Numbers) -> list[slice]:
+    """All sequences use as many keys as the first one."""
+    return Formulas.used_keys(correct, ends, None if lengths is None else np.full_like(lengths, lengths.flat[0]))
+
+
+@counting_keys(
+    "one key too many used",
+    source="≤ for <",
+)
+def one_key_more(correct: Formulas, ends: Numbers, lengths: Numbers) -> list[slice]:
+    """Every sequence uses the key behind its length, if it has one."""
+    return Formulas.used_keys(correct, ends, None if lengths is None else lengths + 1)
+
+
+@counting_keys(
+    "keys used counted from the start of the packed row",
+    source="the end of a sequence taken for its length",
+)
+def lengths_as_ends(correct: Formulas, ends: Numbers, lengths: Numbers) -> list[slice]:
+    """The number of keys used is the position in the packed array where they end."""
+    slices = Formulas.used_keys(correct, ends, None)
+    if lengths is None:
+        return slices
+    return [slice(x.start, max(x.start, min(x.stop, int(n)))) for x, n in zip(slices, lengths, strict=True)]
+
+
+@counting_keys(
+    "last keys of a sequence used",
+    source="sequences padded on the left",
+)
+def last_keys(correct: Formulas, ends: Numbers, lengths: Numbers) -> list[slice]:
+    """The last keys of a sequence are used, not the first."""
+    slices = Formulas.used_keys(correct, ends, None)
+    if lengths is None:
+        return slices
+    return [slice(max(x.start, x.stop - int(n)), x.stop) for x, n in zip(slices, lengths, strict=True)]
+
+
+@mutant(
+    "unused keys with weight 0",
+    replaces="variable_length_attention",
+    operations=(VariableLengthAttention,),
+    breaks=("kernels.packed-equals-separate",),
+    source="Dao-AILab/flash-attention#2167: tests fill the region behind seqused with zeros",
+)
+def unused_keys_as_zeros(
+    correct: Formulas,
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    query_ends: Numbers,
+    key_ends: Numbers,
+    *,
+    key_lengths: Numbers = None,
+    **options: Any,
+) -> Numbers:
+    """Values behind the length are multiplied by 0: NaN and ∞ give NaN."""
+    output, logarithms = Formulas.variable_length_attention(
+        correct, query, key, value, query_ends, key_ends, key_lengths=key_lengths, **options
+    )
+    if key_lengths is None:
+        return output, logarithms
+    hidden = np.ones(key.shape[-2], bool)
+    for used in correct.used_keys(key_ends, key_lengths):
+        hidden[used] = False
+    return output + np.sum(value_of(value)[..., hidden, :] * 0), logarithms
 
 
 @mutant(
@@ -517,6 +607,124 @@ def stale_rows(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool
 def first_positions(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
     """Query i of n is placed at position i, not length − n + i."""
     return 0 * lengths[..., None, None] + np.arange(n)[:, None]  # 0 * … broadcasts to the batch of the lengths
+
+
+# Positions in caches and of padded sequences -----------------------------------------------------------------------
+
+
+rolling = partial(
+    mutant, operations=(RollingBufferPositions,), breaks=("kernels.rolling-buffer-keeps-last", "operation.oracle")
+)
+"""Decorator of a mutant of the positions in a rolling buffer."""
+
+padded = partial(
+    mutant, operations=(PositionsFromMask,), breaks=("kernels.padding-takes-no-position", "operation.oracle")
+)
+"""Decorator of a mutant of the positions of padded sequences."""
+
+
+@rolling(
+    "slots taken for positions",
+    replaces="rolling_buffer_positions",
+    source="rotary embeddings and masks by the index in the cache",
+)
+def slots_as_positions(correct: Formulas, lengths: Numbers, slots: int) -> Numbers:
+    """Slot s has position s if it was written."""
+    slot = np.arange(slots)
+    return np.where(slot < lengths[..., None], slot, -1)
+
+
+@rolling(
+    "oldest position in the first slot",
+    replaces="age_of_slots",
+    source="huggingface/transformers#37574: a cache that is shifted, read as one that rolls",
+)
+def shifted_buffer(correct: Formulas, last: Numbers, slot: Numbers, slots: int) -> Numbers:
+    """A full buffer is in the order of positions."""
+    return np.where(last >= slots, slots - 1 - slot, Formulas.age_of_slots(correct, last, slot, slots))
+
+
+@rolling(
+    "oldest slot overwritten one position early",
+    replaces="age_of_slots",
+    source="a slot reserved for the next position before attention to the current one",
+)
+def overwritten_early(correct: Formulas, last: Numbers, slot: Numbers, slots: int) -> Numbers:
+    """In a full buffer the slot of the oldest position already has the next one."""
+    age = Formulas.age_of_slots(correct, last, slot, slots)
+    return np.where((age == slots - 1) & (last >= slots - 1), -1, age)
+
+
+@rolling(
+    "buffer rolls one slot late",
+    replaces="age_of_slots",
+    source="huggingface/transformers#47708: the first slot of a round off by one",
+)
+def rolled_late(correct: Formulas, last: Numbers, slot: Numbers, slots: int) -> Numbers:
+    """Position p is in slot p mod (w + 1); position w in none."""
+    return (last - slot) % (slots + 1)
+
+
+@rolling(
+    "length taken for the last position",
+    replaces="age_of_slots",
+    source="cache_position and length of a cache exchanged",
+)
+def length_as_last(correct: Formulas, last: Numbers, slot: Numbers, slots: int) -> Numbers:
+    """The slot of position ℓ counts as the newest one."""
+    return Formulas.age_of_slots(correct, last + 1, slot, slots) - 1
+
+
+@rolling(
+    "slots never written have negative positions",
+    replaces="of_written_slots",
+    source="keys of zeros attended to, since only −1 means none",
+)
+def negative_positions(correct: Formulas, positions: Numbers) -> Numbers:
+    """The position of an empty slot is s − w."""
+    return positions
+
+
+@padded(
+    "positions from 0 wherever the tokens begin",
+    replaces="last_token",
+    source="nnsight#672, TransformerLens#1609 and many others: arange for left-padded sequences",
+)
+def places_as_positions(correct: Formulas, mask: Numbers) -> Numbers:
+    """A token has the position of its column."""
+    return np.arange(mask.shape[-1]) + 0 * Formulas.last_token(correct, mask)
+
+
+@padded(
+    "padding on the left alone subtracted",
+    replaces="last_token",
+    source="TransformerLensOrg/TransformerLens#1610: a gap between tokens",
+)
+def gaps_counted(correct: Formulas, mask: Numbers) -> Numbers:
+    """Positions count from the first token; padding between tokens takes positions."""
+    last = Formulas.last_token(correct, mask)
+    return np.arange(mask.shape[-1]) - np.sum(last < 0, axis=-1, keepdims=True)
+
+
+@padded(
+    "tokens counted from 1",
+    replaces="last_token",
+    source="a cumulative sum without − 1",
+)
+def counted_from_1(correct: Formulas, mask: Numbers) -> Numbers:
+    """The first token has position 1."""
+    return Formulas.last_token(correct, mask) + 1
+
+
+@padded(
+    "padding on the left counted from the first sequence",
+    replaces="last_token",
+    source="unslothai/unsloth#3699: one vector of positions for the batch",
+)
+def positions_of_first_sequence(correct: Formulas, mask: Numbers) -> Numbers:
+    """All sequences have the positions of the first one."""
+    last = Formulas.last_token(correct, mask)
+    return np.broadcast_to(last[(0,) * (last.ndim - 1)], last.shape) if last.size else last
 
 
 # Slopes and sinks of sequences ----------------------------------------------------------------------------------------
@@ -560,12 +768,14 @@ def sinks_of_sequences(
     key_ends: Numbers,
     *,
     sinks: Numbers = None,
+    key_lengths: Numbers = None,
     **options: Any,
 ) -> Numbers:
     """In sequence s, all heads have the sink of head s."""
     if sinks is None:
-        return Formulas.variable_length_attention(correct, query, key, value, query_ends, key_ends, **options)
-    of_queries, of_keys = correct.sequence_slices(query_ends), correct.sequence_slices(key_ends)
+        ends = query_ends, key_ends
+        return Formulas.variable_length_attention(correct, query, key, value, *ends, key_lengths=key_lengths, **options)
+    of_queries, of_keys = correct.sequence_slices(query_ends), correct.used_keys(key_ends, key_lengths)
     parts = [
         correct.grouped_query_attention(
             query[..., i, :], key[..., j, :], value[..., j, :],

@@ -1,4 +1,4 @@
-"""Mutants of linear attention.
+"""Mutants of linear attention and of the short convolution.
 
 Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
 ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone.
@@ -14,7 +14,7 @@ from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.linear import LinearAttention
+from attnspec.spec.linear import LinearAttention, ShortConvolution
 
 CHUNK = 64
 """Steps of a chunk in common kernels."""
@@ -22,6 +22,9 @@ CHUNK = 64
 
 altered = partial(mutant, operations=(LinearAttention,))
 """Decorator of a mutant of linear attention."""
+
+convolving = partial(mutant, operations=(ShortConvolution,))
+"""Decorator of a mutant of the short convolution."""
 
 
 def transposed(state: Numbers) -> Numbers:
@@ -311,3 +314,150 @@ def divided_decays(
 def tiled_heads(correct: Formulas, x: Numbers, group: int) -> Numbers:
     """Query head r reads key head r mod the number of key heads."""
     return np.concatenate([x] * group, axis=-3)
+
+
+DELAYS, STATE, PARTS = "linear.taps-are-delays", "linear.state-is-last-inputs", "linear.parts-equal-whole"
+
+
+@convolving(
+    "taps of the convolution reversed",
+    replaces="convolved",
+    breaks=(DELAYS, "operation.oracle"),
+    source="a convolution of mathematics; libraries compute a cross-correlation",
+)
+def reversed_taps(correct: Formulas, rows: Numbers, weight: Numbers, steps: int) -> Numbers:
+    """The first weight multiplies the current input."""
+    return Formulas.convolved(correct, rows, np.flip(weight, -1), steps)
+
+
+@convolving(
+    "current input left out of the convolution",
+    replaces="convolved",
+    breaks=(DELAYS, "operation.oracle"),
+    source="a window that ends before the current step",
+)
+def convolved_too_early(correct: Formulas, rows: Numbers, weight: Numbers, steps: int) -> Numbers:
+    """Windows are one step late: an input before the state counts as 0."""
+    return Formulas.convolved(correct, np.concatenate([rows[..., :1, :] * 0, rows], axis=-2), weight, steps)
+
+
+@convolving(
+    "convolution centred",
+    replaces="convolved",
+    breaks=("masking.future-invariance", DELAYS),
+    source="padding='same' of convolutions",
+)
+def centred_convolution(correct: Formulas, rows: Numbers, weight: Numbers, steps: int) -> Numbers:
+    """The window reaches one step ahead; behind the last input there are zeros."""
+    return Formulas.convolved(correct, np.concatenate([rows[..., 1:, :], rows[..., :1, :] * 0], -2), weight, steps)
+
+
+@convolving(
+    "weights of the first feature for all",
+    replaces="convolved",
+    breaks=("operation.oracle",),
+    source="weights (1, k) for (d, k)",
+)
+def one_filter(correct: Formulas, rows: Numbers, weight: Numbers, steps: int) -> Numbers:
+    """All features are convolved with the weights of the first one."""
+    return Formulas.convolved(correct, rows, weight[:1] + weight * 0, steps)
+
+
+@convolving(
+    "initial state of the convolution ignored",
+    replaces="after_state",
+    breaks=(PARTS, DELAYS, STATE),
+    source="mratsim/tattletale#80: a continuation of several tokens that begins with zeros",
+)
+def convolution_from_zeros(correct: Formulas, x: Numbers, state: Numbers) -> Numbers:
+    """Every call begins with zeros."""
+    return Formulas.after_state(correct, x, state * 0)
+
+
+@convolving(
+    "state of the convolution latest first",
+    replaces="after_state",
+    breaks=(PARTS, DELAYS, STATE),
+    source="a ring of inputs read from its newest entry on",
+)
+def state_latest_first(correct: Formulas, x: Numbers, state: Numbers) -> Numbers:
+    """The rows of the initial state are taken in reverse order."""
+    return Formulas.after_state(correct, x, np.flip(state, -2))
+
+
+@convolving(
+    "state of the convolution read transposed",
+    replaces="after_state",
+    breaks=(PARTS, DELAYS, STATE),
+    source="SearchSavior/Arcaine#10: state[channel][slot] and state[slot][channel]",
+)
+def transposed_convolution_state(correct: Formulas, x: Numbers, state: Numbers) -> Numbers:
+    """The memory of the initial state is read as (d, k − 1)."""
+    return Formulas.after_state(correct, x, transposed(state))
+
+
+@convolving(
+    "state of short inputs filled with zeros",
+    replaces="last_inputs",
+    breaks=(PARTS, STATE),
+    source="F.pad of x to k − 1 inputs, in the caches of Mamba models",
+)
+def short_inputs_padded(correct: Formulas, rows: Numbers, steps: int) -> Numbers:
+    """After fewer than k − 1 inputs, zeros replace rows of the initial state."""
+    last = Formulas.last_inputs(correct, rows, steps)
+    old = max(last.shape[-2] - steps, 0)
+    return np.concatenate([last[..., :old, :] * 0, last[..., old:, :]], axis=-2)
+
+
+@convolving(
+    "final state without the last input",
+    replaces="last_inputs",
+    breaks=(PARTS, STATE),
+    source="a state that is shifted before the new input is stored",
+)
+def state_one_step_old(correct: Formulas, rows: Numbers, steps: int) -> Numbers:
+    """The final state ends one input too early."""
+    return Formulas.last_inputs(correct, rows[..., : rows.shape[-2] - 1, :], steps - 1) if steps else rows
+
+
+@convolving(
+    "outputs of the convolution for its state",
+    replaces="short_convolution",
+    breaks=(PARTS, STATE),
+    source="state-spaces/mamba#1027: activations after the convolution in conv_state",
+)
+def outputs_as_state(
+    correct: Formulas, x: Numbers, weight: Numbers, state: Numbers, *, bias: Numbers = None
+) -> tuple[Numbers, Numbers]:
+    """The final state is the last outputs."""
+    output, _ = Formulas.short_convolution(correct, x, weight, state, bias=bias)
+    return output, correct.last_inputs(correct.after_state(output, state), x.shape[-2])
+
+
+@convolving(
+    "SiLU after the convolution",
+    replaces="with_bias",
+    breaks=(DELAYS, "operation.oracle"),
+    source="activation='silu', the default of layers that convolve",
+)
+def activated_convolution(correct: Formulas, output: Numbers, bias: Numbers) -> Numbers:
+    """Outputs are multiplied by their sigmoid."""
+    right = Formulas.with_bias(correct, output, bias)
+    return right / (right.dtype.type(1) + np.exp(-right))
+
+
+@convolving(
+    "convolution begins anew in every chunk",
+    replaces="convolved",
+    breaks=(PARTS, DELAYS, "operation.oracle"),
+    source="blocks of a kernel that do not read the inputs before them",
+)
+def convolved_by_chunks(correct: Formulas, rows: Numbers, weight: Numbers, steps: int) -> Numbers:
+    """From step 64 on, every chunk of 64 steps starts with zeros."""
+    past, parts = weight.shape[-1] - 1, []
+    for start in range(0, max(steps, 1), CHUNK):
+        size = min(CHUNK, steps - start)
+        before, own = rows[..., start : start + past, :], rows[..., start + past : start + past + size, :]
+        part = np.concatenate([before * 0 if start else before, own], axis=-2)
+        parts.append(Formulas.convolved(correct, part, weight, size))
+    return np.concatenate(parts, axis=-2)

@@ -20,6 +20,7 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.kernels import (
     GroupedQueryAttention,
     PagedAttention,
+    PositionsFromMask,
     RotaryFrequencies,
     VariableLengthAttention,
 )
@@ -470,6 +471,57 @@ def fractional_ends_after_all(
 ) -> Numbers:
     """The share falls between two fractional indices, but whole ones are declared."""
     return correct.ramp_between(*correct.ramp_ends(len(unscaled), theta, length, low, high), len(unscaled))
+
+
+@mutant(
+    "padding at position 1, undeclared",
+    replaces="position_of_padding",
+    operations=(PositionsFromMask,),
+    breaks=("semantics.padding_positions", "operation.oracle"),
+    source="huggingface/transformers: masked_fill_(attention_mask == 0, 1) in generation",
+)
+def padding_at_1(correct: Formulas, last: Numbers) -> Numbers:
+    """Padding has position 1."""
+    return 1 + 0 * last
+
+
+@mutant(
+    "padding at position 0, declared 1",
+    replaces="position_of_padding",
+    operations=(PositionsFromMask,),
+    declares={"padding_positions": "one"},
+    breaks=("semantics.padding_positions", "operation.oracle"),
+    source="masked_fill by 0 for 1",
+)
+def padding_at_0_after_all(correct: Formulas, last: Numbers) -> Numbers:
+    """Padding has position 0, but 1 is declared."""
+    return 0 * last
+
+
+@mutant(
+    "padding one position further, declared previous",
+    replaces="position_of_padding",
+    operations=(PositionsFromMask,),
+    declares={"padding_positions": "previous"},
+    breaks=("semantics.padding_positions", "operation.oracle"),
+    source="a cumulative sum of the mask that was not cut at its end",
+)
+def padding_at_next(correct: Formulas, last: Numbers) -> Numbers:
+    """Padding has the next token's position, but that of the token before is declared."""
+    return last + 1
+
+
+@mutant(
+    "padding before tokens at −1 alone, declared −1",
+    replaces="position_of_padding",
+    operations=(PositionsFromMask,),
+    declares={"padding_positions": "minus-one"},
+    breaks=("semantics.padding_positions", "operation.oracle"),
+    source="a cumulative sum − 1, not multiplied by the mask",
+)
+def padding_of_running_sum(correct: Formulas, last: Numbers) -> Numbers:
+    """Padding on the right has the position of the last token, but −1 is declared."""
+    return last
 
 
 @mutant(

@@ -1,15 +1,16 @@
-"""Rediscovered defects of linear attention.
+"""Rediscovered defects of linear attention and of the short convolution.
 
 Each function is a step of ``Formulas``, the correct formulas, or of ``Library`` with a defect; ``replaces`` names it.
 ``vars(self)`` holds what one backend remembers between calls.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.inputs.recurrences import recurrence
+from attnspec.conformance.inputs.recurrences import carried, convolution, recurrence
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.correct.tape import value_of
@@ -18,12 +19,14 @@ from attnspec.conformance.mutants.roles import changed
 from attnspec.conformance.rediscovered.layouts import c_strides, read_with
 from attnspec.conformance.rediscovered.registry import rediscovered
 from attnspec.spec.contract.operation import OPERATIONS, Operation
-from attnspec.spec.linear import LinearAttention
+from attnspec.spec.linear import LinearAttention, ShortConvolution
 
 
-def reported(source: str, title: str, framework: str, law: str, **more: Any) -> Callable[..., Any]:
-    """Register a defect of linear attention, with the law that convicts it."""
-    return rediscovered(source, title, framework=framework, operation=LinearAttention, breaks=(law,), **more)
+def reported(
+    source: str, title: str, framework: str, law: str, operation: object = LinearAttention, **more: Any
+) -> Callable[..., Any]:
+    """Register a defect, of linear attention unless told otherwise, with the law that convicts it."""
+    return rediscovered(source, title, framework=framework, operation=operation, breaks=(law,), **more)
 
 
 @reported(
@@ -228,19 +231,13 @@ def state_read_as_contiguous(
     return Library.prepare(correct, operation, changed(arguments, {path: read_with(state, c_strides(state))}))
 
 
-@reported(
-    "vllm-project/tpu-inference#2431",
-    "[Bug][Qwen3.5] Honor has_initial_state in fused GDN kernel",
-    "vLLM (TPU)",
-    "linear.linear-rule-is-causal-attention",
-)
-class StaleState(Library):
+class KeptState(Library):
     """A sequence whose state is 0 starts from the final state of the call before."""
 
     def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
         """Replace an initial state of zeros by the state that is left in memory."""
         prepared = super().prepare(operation, arguments)
-        left, path = vars(self).get("slot"), recurrence(operation).state
+        left, path = vars(self).get("slot"), carried(operation).state
         if left is not None and left.shape == prepared[path].shape and not prepared[path].any():
             prepared[path] = left.astype(prepared[path].dtype)
         return prepared
@@ -250,6 +247,16 @@ class StaleState(Library):
         finished = super().finish(operation, result, arguments)
         vars(self)["slot"] = np.array(finished[1])
         return finished
+
+
+@reported(
+    "vllm-project/tpu-inference#2431",
+    "[Bug][Qwen3.5] Honor has_initial_state in fused GDN kernel",
+    "vLLM (TPU)",
+    "linear.linear-rule-is-causal-attention",
+)
+class StaleState(KeptState):
+    """A sequence whose state is 0 starts from the final state of the call before."""
 
 
 @reported(
@@ -300,3 +307,121 @@ def final_state_transposed(correct: Library, operation: Operation, result: Any, 
     """The final state is (d_v, d), the initial one (d, d_v)."""
     output, final = Library.finish(correct, operation, result, arguments)
     return output, np.swapaxes(final, -1, -2).copy()
+
+
+convolving = partial(reported, operation=ShortConvolution)
+"""Decorator of a defect of the short convolution."""
+
+
+@convolving(
+    "vllm-project/vllm#56196",
+    "[Bugfix][Kernel] Mamba: store a short prefill chunk's conv state in its own block",
+    "vLLM",
+    "linear.state-is-last-inputs",
+    replaces="last_inputs",
+)
+def state_of_short_chunks_not_stored(correct: Formulas, rows: Numbers, steps: int) -> Numbers:
+    """After fewer than k − 1 inputs the final state is unwritten memory, here zeros."""
+    last = Formulas.last_inputs(correct, rows, steps)
+    return last if steps >= last.shape[-2] else last * 0
+
+
+@convolving(
+    "state-spaces/mamba#1027",
+    "fix(mha): store pre-conv qkv in conv_state during prefill",
+    "Mamba",
+    "linear.parts-equal-whole",
+    replaces="short_convolution",
+)
+def state_after_the_convolution(
+    correct: Formulas, x: Numbers, weight: Numbers, state: Numbers, *, bias: Numbers = None
+) -> tuple[Numbers, Numbers]:
+    """Calls of more than one step store the outputs; single steps store the input."""
+    output, final = Formulas.short_convolution(correct, x, weight, state, bias=bias)
+    if x.shape[-2] < 2:
+        return output, final
+    return output, correct.last_inputs(correct.after_state(output, state), x.shape[-2])
+
+
+@convolving(
+    "mratsim/tattletale#80",
+    "Qwen3.5 support",
+    "tattletale",
+    "linear.parts-equal-whole",
+    replaces="after_state",
+)
+def history_of_single_steps_only(correct: Formulas, x: Numbers, state: Numbers) -> Numbers:
+    """Calls of more than one step begin with zeros."""
+    return Formulas.after_state(correct, x, state if x.shape[-2] == 1 else state * 0)
+
+
+@convolving(
+    "SearchSavior/Arcaine#10",
+    "qwen3_5: unify the DeltaNet conv-state layout; stop batch size selecting a kernel",
+    "Arcaine",
+    "linear.parts-equal-whole",
+    replaces="after_state",
+)
+def two_layouts_of_the_state(correct: Formulas, x: Numbers, state: Numbers) -> Numbers:
+    """Single steps read the state with features and inputs exchanged."""
+    return Formulas.after_state(correct, x, transposed(state) if x.shape[-2] == 1 else state)
+
+
+@convolving(
+    "state-spaces/mamba#437",
+    'When using "nn. Conv1d" to implement causal convolution in mamba2, the output is not truncated',
+    "Mamba",
+    "operation.shape",
+    replaces="convolved",
+)
+def output_not_truncated(correct: Formulas, rows: Numbers, weight: Numbers, steps: int) -> Numbers:
+    """The output has k − 1 more steps, convolved with zeros behind the last input."""
+    past = weight.shape[-1] - 1
+    behind = rows[..., :past, :] * 0
+    return Formulas.convolved(correct, np.concatenate([rows, behind], axis=-2), weight, steps + past)
+
+
+@convolving(
+    "fla-org/flash-linear-attention#1140",
+    "[Bug] causal_conv1d: wrong gradients when a chunk is shorter than W - 1 tokens",
+    "fla",
+    "operation.gradient",
+    replaces="vjp",
+)
+def gradient_of_the_kept_state(
+    correct: Library, operation: str, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """The gradient of the state leaves out the rows that a short input keeps."""
+    gradients = Library.vjp(correct, operation, arguments, cotangent)
+    path = carried(OPERATIONS[operation]).state
+    if path in gradients and cotangent[0] is not None:
+        gradients[path] = Library.vjp(correct, operation, arguments, (cotangent[0], None))[path]
+    return gradients
+
+
+@convolving(
+    "fla-org/flash-linear-attention#955",
+    "[Fix] causal_conv1d_bwd silent dweight corruption with cu_seqlens and B>1",
+    "fla",
+    "operation.gradient",
+    replaces="vjp",
+)
+def gradient_of_weights_per_batch(
+    correct: Library, operation: str, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """The gradient of the weights is summed once more per element of the batch."""
+    gradients = Library.vjp(correct, operation, arguments, cotangent)
+    p = convolution(OPERATIONS[operation])
+    if p.weight in gradients and arguments[p.x].ndim > 2:
+        gradients[p.weight] = gradients[p.weight] * gradients[p.weight].dtype.type(len(arguments[p.x]))
+    return gradients
+
+
+@convolving(
+    "vllm-project/vllm-ascend#10558",
+    "replace triton",
+    "vLLM Ascend",
+    "linear.state-is-last-inputs",
+)
+class StaleInputs(KeptState):
+    """A sequence without initial state starts from the final state of the call before."""

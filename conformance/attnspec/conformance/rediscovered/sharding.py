@@ -78,11 +78,13 @@ def even_lengths(
     value: Numbers,
     query_ends: Numbers,
     key_ends: Numbers,
+    *,
+    key_lengths: Numbers = None,
     **options: Any,
 ) -> tuple[Numbers, Numbers]:
     """A sequence of an odd number of keys loses its last one."""
     parts = []
-    for i, j in zip(correct.sequence_slices(query_ends), correct.sequence_slices(key_ends), strict=True):
+    for i, j in zip(correct.sequence_slices(query_ends), correct.used_keys(key_ends, key_lengths), strict=True):
         even = slice(j.start, j.stop - (j.stop - j.start) % 2)
         rows = query[..., i, :], key[..., even, :], value[..., even, :]
         parts.append(correct.grouped_query_attention(*rows, **options))

@@ -1,6 +1,7 @@
 """Variants with declared deviations at edge cases."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from attnspec.spec.kernels import (
     AxialRotaryEmbedding,
     GroupedQueryAttention,
     PagedAttention,
+    PositionsFromMask,
     RotaryEmbedding,
     RotaryFrequencies,
     VariableLengthAttention,
@@ -416,6 +418,36 @@ class RampByIndices(Formulas):
         """1 where a pair makes ``high`` rotations, or is the first; 0 where it makes ``low``."""
         most = min(high, length / (2 * np.pi))
         return np.log(length * unscaled / (2 * np.pi * low)) / np.log(most / low)
+
+
+declaring_padding = partial(variant, operations=(PositionsFromMask,))
+"""Decorator of a variant with other positions of padding."""
+
+
+@declaring_padding(
+    "padding at position 1, declared", declares={"padding_positions": "one"}, replaces="positions_from_mask"
+)
+def padding_at_1(correct: Formulas, mask: Numbers) -> Numbers:
+    """Cumulative sums less 1, then 1 at padding, as transformers generates."""
+    return np.where(mask, np.cumsum(mask, axis=-1) - 1, 1)
+
+
+@declaring_padding(
+    "padding at the previous position, declared",
+    declares={"padding_positions": "previous"},
+    replaces="positions_from_mask",
+)
+def padding_at_previous(correct: Formulas, mask: Numbers) -> Numbers:
+    """Cumulative sums less 1, cut off at 0, as TransformerLens has them."""
+    return np.clip(np.cumsum(mask, axis=-1) - 1, 0, None)
+
+
+@declaring_padding(
+    "padding at position −1, declared", declares={"padding_positions": "minus-one"}, replaces="positions_from_mask"
+)
+def padding_at_minus_1(correct: Formulas, mask: Numbers) -> Numbers:
+    """Cumulative sums times the mask, less 1, as OPT has them."""
+    return np.cumsum(mask, axis=-1) * mask - 1
 
 
 @variant(

@@ -15,6 +15,8 @@ from attnspec.spec.kernels import (
     LatentAttention,
     MergeAttention,
     PagedAttention,
+    PositionsFromMask,
+    RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
     VariableLengthAttention,
@@ -177,3 +179,21 @@ class Reciprocal(Formulas):
         """Kept weights times the rounded reciprocal."""
         larger = weights * (weights.dtype.type(1) / weights.dtype.type(1 - rate))
         return larger if keep is None else np.where(keep, larger, larger.dtype.type(0))
+
+
+@variant(
+    "positions of slots by whole rounds",
+    operations=(RollingBufferPositions,),
+    replaces="rolling_buffer_positions",
+)
+def rounds_of_slots(correct: Formulas, lengths: Numbers, slots: int) -> Numbers:
+    """Slot s has position s + rw, r being the last round that reached it."""
+    last, slot = lengths[..., None].astype(np.int64) - 1, np.arange(slots)
+    return np.where(slot <= last, slot + (last - slot) // slots * slots, -1)
+
+
+@variant("positions by counting tokens", operations=(PositionsFromMask,), replaces="positions_from_mask")
+def counted_tokens(correct: Formulas, mask: Numbers) -> Numbers:
+    """The row of each token of a triangle times the mask."""
+    before = np.tri(mask.shape[-1], k=-1, dtype=np.int64)
+    return (mask.astype(np.int64) @ before.T) * mask

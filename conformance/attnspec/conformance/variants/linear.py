@@ -1,4 +1,4 @@
-"""Variants of linear attention: in chunks, as a quadratic form, with the state stored otherwise."""
+"""Variants of linear attention and of the short convolution: in chunks, or with the state stored otherwise."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.variants.registry import variant
-from attnspec.spec.linear import LinearAttention
+from attnspec.spec.linear import LinearAttention, ShortConvolution
 
 
 def _decays(decay: Numbers) -> tuple[Numbers, Numbers]:
@@ -104,3 +104,29 @@ class PowersOf2(Formulas):
         if decay is None:
             return state
         return np.exp2(np.swapaxes(decay, -1, -2) * decay.dtype.type(1 / np.log(2))) * state
+
+
+@variant("taps from the current input back", operations=(ShortConvolution,))
+class LatestFirst(Formulas):
+    """The bias first, then the taps from the last to the first."""
+
+    def short_convolution(
+        self, x: Numbers, weight: Numbers, state: Numbers, *, bias: Numbers = None
+    ) -> tuple[Numbers, Numbers]:
+        """Outputs and the last inputs."""
+        rows, steps = self.after_state(x, state), x.shape[-2]
+        total = rows[..., :steps, :] * 0 if bias is None else rows[..., :steps, :] * 0 + bias
+        for j in reversed(range(weight.shape[-1])):
+            total = total + rows[..., j : j + steps, :] * weight[..., j]
+        return total, self.last_inputs(rows, steps)
+
+
+@variant("convolution as products of rows with a band matrix", operations=(ShortConvolution,))
+class Band(Formulas):
+    """One matrix product per feature, as a compiler may compute it."""
+
+    def convolved(self, rows: Numbers, weight: Numbers, steps: int) -> Numbers:
+        """Products of windows with the weights."""
+        taps = weight.shape[-1]
+        windows = np.concatenate([rows[..., j : j + steps, :, None] for j in range(taps)], axis=-1)
+        return self.product(windows[..., None, :], weight[..., None])[..., 0, 0]

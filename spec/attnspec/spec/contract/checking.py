@@ -44,13 +44,16 @@ def check(op: Operation) -> None:
         wanted = "an axis or argument that has it in every call"
         got = "products, sums, broadcast axes or optional arrays"
         raise InvalidDeclaration(f"size {unbound[0]}: expected {wanted}; got only {got}")
+    positions = op.sizes_of(Axis.KEY) or op.sizes_of(Axis.TIME)
     for leaf in op.leaves:
         if leaf.free:
             raise InvalidDeclaration(f"{leaf.path}: expected *batch first, then sizes; got {leaf.shape_text}")
         if leaf.kind is Kind.INT and leaf.path not in {**bounded, **op.generated_below}:
             raise InvalidDeclaration(f"{leaf.path}: expected `lengths=` or `indices=` to bound the integers")
-        if leaf.kind is Kind.BOOL and not (leaf.core and leaf.core[-1].factors[0] in op.sizes_of(Axis.KEY)):
-            raise InvalidDeclaration(f"{leaf.path}: expected a mask, whose last axis counts keys")
+        if leaf.kind is Kind.BOOL and not (leaf.core and leaf.core[-1].factors[0] in positions):
+            raise InvalidDeclaration(
+                f"{leaf.path}: expected a mask, whose last axis counts keys or, without keys, steps"
+            )
     for option in op.options:
         if option.kind in (Kind.COUNT, Kind.NUMBER, Kind.WINDOW) and option.path not in {*op.trial_values, *op.indices}:
             raise InvalidDeclaration(f"{option.path}: expected `trial_values=` with numbers to try it with")

@@ -198,6 +198,10 @@ class Semantics:
         "Between unscaled and scaled rotary frequencies, does the share grow with the rotations of a pair, or with its "
         "index; and are the ends of the ramp then whole indices?",
     )
+    padding_positions: Literal["zero", "one", "previous", "minus-one"] = question(
+        "zero",
+        "Is the position of padding 0, 1, that of the token before it (0 without one), or −1?",
+    )
     head_groups: Literal["blocks", "interleaved"] = question(
         "blocks", "Do consecutive query heads share a key head (r // group), or is r mod heads_k the key head of r?"
     )

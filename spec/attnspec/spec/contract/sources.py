@@ -100,6 +100,7 @@ DOSOVITSKIY = Source(
     "Dosovitskiy 2021", "An image is worth 16x16 words: transformers for image recognition at scale (arXiv:2010.11929)"
 )
 GEMMA = Source("Gemma Team 2024", "Gemma 2: improving open language models at a practical size (arXiv:2408.00118)")
+GU = Source("Gu 2023", "Mamba: linear-time sequence modeling with selective state spaces (arXiv:2312.00752)")
 JIANG = Source("Jiang 2023", "Mistral 7B (arXiv:2310.06825)")
 KATHAROPOULOS = Source(
     "Katharopoulos 2020",
@@ -130,6 +131,7 @@ SRIVASTAVA = Source(
     url="https://jmlr.org/papers/v15/srivastava14a.html",
 )
 SU = Source("Su 2021", "RoFormer: enhanced transformer with rotary position embedding (arXiv:2104.09864)")
+TRANSFORMERS = Source("Transformers", "Hugging Face Transformers", url="https://github.com/huggingface/transformers")
 VASWANI = Source("Vaswani 2017", "Attention is all you need (arXiv:1706.03762)")
 WANG_QWEN = Source(
     "Wang 2024",
@@ -164,6 +166,7 @@ PAPERS = (
     DEVLIN,
     DOSOVITSKIY,
     GEMMA,
+    GU,
     JIANG,
     KATHAROPOULOS,
     KIMI,
@@ -178,6 +181,7 @@ PAPERS = (
     RADFORD,
     SRIVASTAVA,
     SU,
+    TRANSFORMERS,
     VASWANI,
     WANG,
     WANG_QWEN,

@@ -9,6 +9,7 @@ from attnspec.spec.contract.sources import (
     DAO,
     DEEPSEEK,
     GEMMA,
+    JIANG,
     KRELL,
     KWON,
     OPENAI,
@@ -16,6 +17,7 @@ from attnspec.spec.contract.sources import (
     PRESS,
     SRIVASTAVA,
     SU,
+    TRANSFORMERS,
     WANG_QWEN,
 )
 from attnspec.spec.kernels import (
@@ -27,6 +29,8 @@ from attnspec.spec.kernels import (
     LatentAttention,
     MergeAttention,
     PagedAttention,
+    PositionsFromMask,
+    RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
@@ -79,7 +83,8 @@ LOG_SUM_EXP = law(
 )
 PACKED_EQUALS_SEPARATE = law(
     "kernels.packed-equals-separate",
-    "Packed sequences get the results that each of them gets alone.",
+    "Packed sequences get the results that each of them gets alone, with the keys that it uses. Keys behind these have "
+    "no effect, even if they hold NaN or ∞.",
     formula=r"f([q_1; q_2], [k_1; k_2], [v_1; v_2]) = [f(q_1, k_1, v_1); f(q_2, k_2, v_2)]",
     governs=of(VariableLengthAttention),
     sources=[KRELL.passage("Abstract")],
@@ -153,6 +158,21 @@ WINDOW_AND_DOCUMENT_MASKS = law(
     r"\quad M(\pi D, \pi E) = M(D, E),\quad M(E, D) = M(D, E)^\top",
     governs=of(SlidingWindowMask, DocumentMask),
     sources=[BELTAGY.passage("3.1 Attention pattern: sliding window"), KRELL.passage("Abstract")],
+)
+ROLLING_BUFFER_KEEPS_LAST = law(
+    "kernels.rolling-buffer-keeps-last",
+    "Storing one position after another, each p in slot p mod w, leaves the positions that a rolling buffer has: the "
+    "last w, or all if there are fewer. Slots never written have position −1.",
+    formula=r"p_{\ell - 1 - a \bmod w} = \ell - 1 - a,\quad 0 \le a < \min(\ell, w)",
+    governs=of(RollingBufferPositions),
+    sources=[JIANG.passage("2 Architectural details: rolling buffer cache")],
+)
+PADDING_TAKES_NO_POSITION = law(
+    "kernels.padding-takes-no-position",
+    "Wherever a sequence is padded, its tokens have the positions 0, 1, 2, … that they have without padding.",
+    formula=r"(p_i)_{i: M_i} = (0, 1, \dots)",
+    governs=of(PositionsFromMask),
+    sources=[TRANSFORMERS.passage("generation: position_ids from attention_mask")],
 )
 DROPOUT_KEEPS_MEAN = law(
     "kernels.dropout-keeps-mean",

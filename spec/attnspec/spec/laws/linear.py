@@ -1,8 +1,8 @@
 """Laws of linear attention."""
 
 from attnspec.spec.contract.law import law, of
-from attnspec.spec.contract.sources import KATHAROPOULOS, KIMI, ONNX, YANG_DELTA, YANG_GATED, YANG_GATED_DELTA
-from attnspec.spec.linear import LinearAttention
+from attnspec.spec.contract.sources import GU, KATHAROPOULOS, KIMI, ONNX, YANG_DELTA, YANG_GATED, YANG_GATED_DELTA
+from attnspec.spec.linear import LinearAttention, ShortConvolution
 
 _governed = of(LinearAttention)
 
@@ -11,8 +11,12 @@ PARTS_EQUAL_WHOLE = law(
     "A sequence cut anywhere, also into single steps or empty parts, gives the outputs and the final state of the "
     "whole, if each part starts from the final state of the one before.",
     formula=r"f(X, S_0)_{> s} = f(X_{> s}, S_s)",
-    governs=_governed,
-    sources=[ONNX.passage("LinearAttention-27"), YANG_GATED.passage("2.2 Chunkwise form")],
+    governs=of(LinearAttention, ShortConvolution),
+    sources=[
+        ONNX.passage("LinearAttention-27"),
+        ONNX.passage("CausalConvWithState-27"),
+        YANG_GATED.passage("2.2 Chunkwise form"),
+    ],
 )
 LINEAR_RULE_IS_CAUSAL_ATTENTION = law(
     "linear.linear-rule-is-causal-attention",
@@ -58,4 +62,20 @@ DECAY_IS_EXPONENTIAL = law(
     formula=r"K = 0 \Rightarrow S_n = \operatorname{diag}(e^{\sum_i g_i}) S_0",
     governs=_governed,
     sources=[ONNX.passage("LinearAttention-27")],
+)
+TAPS_ARE_DELAYS = law(
+    "linear.taps-are-delays",
+    "With weight 1 at one tap and 0 at the others, the output is the input that many steps before, at first from the "
+    "state, bit for bit; the last tap changes nothing.",
+    formula=r"w = e_j \Rightarrow y_i = x_{i-k+1+j}",
+    governs=of(ShortConvolution),
+    sources=[ONNX.passage("CausalConvWithState-27"), GU.passage("3.4 A simplified SSM architecture")],
+)
+STATE_IS_LAST_INPUTS = law(
+    "linear.state-is-last-inputs",
+    "The final state of a convolution is its last inputs, bit for bit. After fewer inputs than it holds, the latest "
+    "rows of the initial state come first.",
+    formula=r"S_t = (x_{t-k+1}, \dots, x_{t-1})",
+    governs=of(ShortConvolution),
+    sources=[ONNX.passage("CausalConvWithState-27")],
 )

@@ -104,10 +104,10 @@ def variable_length_attention(
     query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, *, query_shards: Shards,
     key_shards: Shards | None = None, method: str = "ring", group: Group = None, causal: bool = False,
     scale: float | None = None, window: Window = None, softcap: float | None = None, slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
+    sinks: Tensor | None = None, key_lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output and log Σ exp of this rank's queries, each within its document. Shards may cut documents anywhere."""
-    options = query_ends, key_ends, scale, window, softcap, slopes, sinks
+    options = query_ends, key_ends, scale, window, softcap, slopes, sinks, key_lengths
 
     def check(n: int, m: int, *tensors: Any) -> tuple[tuple[int, ...], int, int]:
         shape = _packed(*tensors, *map(on_meta, options), causal=causal)
@@ -130,6 +130,7 @@ def variable_length_attention(
         distances = key_at[to] - query_at[of, None]
         near = within_window(distances, (left, 0 if causal else right))
         allowed = near & (key_document[to] == query_document[of, None])
+        allowed = allowed if key_lengths is None else allowed & (key_at < key_lengths[key_document])[to]
         if not allowed.any():
             return None
         bias = _linear_bias(whole[0], distances) if whole else None

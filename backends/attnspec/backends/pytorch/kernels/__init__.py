@@ -32,6 +32,8 @@ from attnspec.spec import (
     LatentAttention,
     MergeAttention,
     PagedAttention,
+    PositionsFromMask,
+    RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
@@ -48,6 +50,8 @@ __all__ = [
     "latent_attention",
     "merge_attention",
     "paged_attention",
+    "positions_from_mask",
+    "rolling_buffer_positions",
     "rotary_embedding",
     "rotary_frequencies",
     "sliding_window_mask",
@@ -65,6 +69,8 @@ _frequencies = Check("rotary_frequencies")
 _slopes = Check("alibi_slopes")
 _window = Check("sliding_window_mask")
 _documents = Check("document_mask")
+_buffer = Check("rolling_buffer_positions")
+_positions = Check("positions_from_mask")
 _dropout = Check("dropout")
 
 
@@ -155,38 +161,43 @@ def variable_length_attention(
     softcap: float | None = None,
     slopes: Float[Tensor, " heads"] | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
+    key_lengths: Int[Tensor, " sequences"] | None = None,
 ) -> tuple[Float[Tensor, "*batch heads n d_v"], Float[Tensor, "*batch heads n"] | None]:
     """Attention within each packed sequence; positions count from the sequence's first."""
-    shape = _packed(query, key, value, query_ends, key_ends, scale, window, softcap, slopes, sinks, causal=causal)
+    others = scale, window, softcap, slopes, sinks, key_lengths
+    shape = _packed(query, key, value, query_ends, key_ends, *others, causal=causal)
     n, m = query.shape[-2], key.shape[-2]
     refuse_scale_and_cap("variable_length_attention", scale, softcap)
     refuse_decreasing_ends("variable_length_attention", "query_ends", query_ends, n)
     refuse_decreasing_ends("variable_length_attention", "key_ends", key_ends, m)
     pairs, scoring = visible(None, causal, window), _scoring(query, scale, softcap, None, slopes, sinks)
     path = packed.path_for(query, key, value, query_ends, key_ends, pairs, scoring)
-    if path in ("varlen", "flex"):
+    if path in ("varlen", "flex") and key_lengths is None:
         results = packed.attend(path, query, key, value, query_ends, key_ends, pairs, scoring)
         return _finish(results, query, key, value, shape, pairs, scoring, sinks)
-    if path == "plain":
+    if path in ("varlen", "flex", "plain"):
         (query_sequence, query_position), (key_sequence, key_position) = locate(query_ends, n), locate(key_ends, m)
         relative = key_position - query_position[:, None]
         allowed = (query_sequence[:, None] == key_sequence) & within_window(relative, window)
         allowed = allowed & (relative <= 0) if causal else allowed
+        allowed = allowed if key_lengths is None else allowed & (key_position < key_lengths[key_sequence])
         bias = None if slopes is None else -formula.linear_penalty(slopes, relative)
         scoring = scoring._replace(bias=bias, slopes=None)
         return _attention(query, key, value, shape, Visible(allowed), scoring, sinks)
     parts = [
         _attention(x, key[..., j, :], value[..., j, :], (*shape[:-2], x.shape[-2], shape[-1]), pairs, scoring, sinks)
-        for x, j in _sequences(query, query_ends, key_ends)
+        for x, j in _sequences(query, query_ends, key_ends, key_lengths)
     ]
     outputs, logarithms = zip(*parts, strict=True)
     return torch.cat(outputs, -2), torch.cat(logarithms, -1)
 
 
-def _sequences(query: Tensor, query_ends: Tensor, key_ends: Tensor) -> Iterator[tuple[Tensor, slice]]:
-    """Yield the queries of each sequence that has queries, and the slice of its keys."""
-    ends, of_keys = query_ends.tolist(), key_ends.tolist()
-    for start, end, first, last in zip(ends[:-1], ends[1:], of_keys[:-1], of_keys[1:], strict=True):
+def _sequences(query: Tensor, query_ends: Tensor, key_ends: Tensor,
+               key_lengths: Tensor | None) -> Iterator[tuple[Tensor, slice]]:  # fmt: skip
+    """Yield the queries of each sequence with queries, and the slice of its used keys."""
+    ends, starts = query_ends.tolist(), key_ends[:-1]
+    stops = key_ends[1:] if key_lengths is None else torch.minimum(key_ends[1:].long(), starts.long() + key_lengths)
+    for start, end, first, last in zip(ends[:-1], ends[1:], starts.tolist(), stops.tolist(), strict=True):
         if start < end:
             yield query[..., start:end, :], slice(first, last)
 
@@ -388,6 +399,21 @@ def document_mask(
     """True where query and key have the same document number."""
     _documents(query_documents, key_documents)
     return query_documents.unsqueeze(-1) == key_documents.unsqueeze(-2)
+
+
+@implements(RollingBufferPositions[Tensor])
+def rolling_buffer_positions(lengths: Int[Tensor, "*batch"], slots: int) -> Int[Tensor, "*batch {slots}"]:
+    """The last position stored in each slot, −1 if there is none."""
+    _buffer(lengths, slots)
+    last = lengths.long().unsqueeze(-1) - 1
+    return (last - (last - torch.arange(slots, device=lengths.device)) % slots).clamp(min=-1)
+
+
+@implements(PositionsFromMask[Tensor])
+def positions_from_mask(mask: Bool[Tensor, "*batch t"]) -> Int[Tensor, "*batch t"]:
+    """Number of tokens before each token; 0 for padding."""
+    _positions(mask)
+    return (mask.cumsum(-1) - 1).masked_fill(~mask, 0)
 
 
 @implements(Dropout[Tensor])

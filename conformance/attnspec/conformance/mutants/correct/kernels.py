@@ -167,14 +167,22 @@ class Kernels(Positional, Attention):
         return np.where(empty, scores.dtype.type(-np.inf), finite)[..., 0]
 
     def variable_length_attention(
-        self, query: Numbers, key: Numbers, value: Numbers, query_ends: Numbers, key_ends: Numbers, **options: Any
+        self,
+        query: Numbers,
+        key: Numbers,
+        value: Numbers,
+        query_ends: Numbers,
+        key_ends: Numbers,
+        *,
+        key_lengths: Numbers = None,
+        **options: Any,
     ) -> Numbers:
         """Outputs and log-sum-exps of packed sequences, computed one sequence at a time."""
         self.check_ends(query_ends, query.shape[-2])
         self.check_ends(key_ends, key.shape[-2])
         parts = [
             self.grouped_query_attention(query[..., i, :], key[..., j, :], value[..., j, :], **options)
-            for i, j in zip(self.sequence_slices(query_ends), self.sequence_slices(key_ends), strict=True)
+            for i, j in zip(self.sequence_slices(query_ends), self.used_keys(key_ends, key_lengths), strict=True)
         ]
         outputs, logarithms = zip(*parts, strict=True)
         return np.concatenate(outputs, axis=-2), np.concatenate(logarithms, axis=-1)
@@ -182,6 +190,13 @@ class Kernels(Positional, Attention):
     def sequence_slices(self, ends: Numbers) -> list[slice]:
         """One slice of positions per packed sequence."""
         return [slice(int(a), int(b)) for a, b in pairwise(ends)]
+
+    def used_keys(self, ends: Numbers, lengths: Numbers) -> list[slice]:
+        """One slice of keys per packed sequence: the first ones, if lengths are given."""
+        slices = self.sequence_slices(ends)
+        if lengths is None:
+            return slices
+        return [slice(x.start, min(x.stop, x.start + int(used))) for x, used in zip(slices, lengths, strict=True)]
 
     def check_ends(self, ends: Numbers, most: int) -> None:
         """Raise ``ValueError`` unless the ends rise from 0 to ``most`` without a decrease."""
@@ -375,6 +390,33 @@ class Kernels(Positional, Attention):
     def document_mask(self, query_documents: Numbers, key_documents: Numbers) -> Numbers:
         """True where query and key belong to the same document."""
         return query_documents[..., :, None] == key_documents[..., None, :]
+
+    def rolling_buffer_positions(self, lengths: Numbers, slots: int) -> Numbers:
+        """The last position that each slot was written at."""
+        last = lengths[..., None].astype(np.int64) - 1
+        return self.of_written_slots(last - self.age_of_slots(last, np.arange(slots), slots))
+
+    def age_of_slots(self, last: Numbers, slot: Numbers, slots: int) -> Numbers:
+        """The number of positions written after the one in each slot."""
+        return (last - slot) % slots
+
+    def of_written_slots(self, positions: Numbers) -> Numbers:
+        """Positions, −1 for slots that were never written."""
+        return np.maximum(positions, -1)
+
+    def positions_from_mask(self, mask: Numbers) -> Numbers:
+        """Positions of tokens and of padding."""
+        last = self.last_token(mask)
+        return np.where(mask, last, self.position_of_padding(last))
+
+    def last_token(self, mask: Numbers) -> Numbers:
+        """Position of the last token up to each place, −1 without one."""
+        return np.cumsum(mask, axis=-1) - 1
+
+    def position_of_padding(self, last: Numbers) -> Numbers:
+        """Positions of padding; ``last`` is that of the token before it."""
+        of_padding = {"zero": 0, "one": 1, "previous": np.maximum(last, 0), "minus-one": -1}
+        return of_padding[choice("padding_positions")] + 0 * last
 
     def dropout(self, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
         """Kept weights divided by 1 − rate; dropped weights are 0."""

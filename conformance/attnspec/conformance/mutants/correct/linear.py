@@ -1,4 +1,4 @@
-"""Correct formulas of linear attention."""
+"""Correct formulas of linear attention and of the short convolution."""
 
 from typing import Any
 
@@ -65,3 +65,31 @@ class LinearAttention(Kernels):
     def read(self, q: Numbers, state: Numbers, before: Numbers) -> Numbers:
         """The state after the step, read by the queries; ``before`` is the decayed state before it."""
         return self.product(q, state)
+
+    def short_convolution(
+        self, x: Numbers, weight: Numbers, state: Numbers, *, bias: Numbers = None
+    ) -> tuple[Numbers, Numbers]:
+        """Outputs of all steps, and the last inputs."""
+        rows = self.after_state(x, state)
+        output = self.convolved(rows, weight, x.shape[-2])
+        return self.with_bias(output, bias), self.last_inputs(rows, x.shape[-2])
+
+    def after_state(self, x: Numbers, state: Numbers) -> Numbers:
+        """The inputs that the state holds, then x."""
+        batch = np.broadcast_shapes(x.shape[:-2], state.shape[:-2])
+        return np.concatenate([np.broadcast_to(part, (*batch, *part.shape[-2:])) for part in (state, x)], axis=-2)
+
+    def convolved(self, rows: Numbers, weight: Numbers, steps: int) -> Numbers:
+        """Sum over the taps: the last one multiplies the current input."""
+        total = rows[..., :steps, :] * weight[..., 0]
+        for j in range(1, weight.shape[-1]):
+            total = total + rows[..., j : j + steps, :] * weight[..., j]
+        return total
+
+    def with_bias(self, output: Numbers, bias: Numbers) -> Numbers:
+        """The output plus the bias, if there is one."""
+        return output if bias is None else output + bias
+
+    def last_inputs(self, rows: Numbers, steps: int) -> Numbers:
+        """The final state: rows of the state and of x, without the first ``steps``."""
+        return rows[..., steps:, :]
