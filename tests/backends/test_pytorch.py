@@ -69,7 +69,7 @@ SIZES |= {"taps": 4}
 SIZES |= {"cached": 3, "source_vocabulary": 8}
 SIZES |= {"heads_k": 2, "group": 3, "pages": 5, "blocks": 2, "page": 3, "sequences": 2, "parts": 3, "pairs": 2}
 SIZES |= {"rest": 1, "axes": 2}
-SIZES |= {"d_c": 5, "d_r": 3, "selected": 3, "query_blocks": 3, "key_blocks": 3}
+SIZES |= {"d_c": 5, "d_r": 3, "entries": 3, "query_blocks": 3, "key_blocks": 3}
 
 
 def name_of(operation: Operation) -> str:
@@ -93,7 +93,8 @@ def arguments(
         if isinstance(node, Option) and node.kind is Kind.SIZE:
             return chosen[node.path]
         if isinstance(node, Option) and node.path not in {*operation.defaults, *operation.indices}:
-            return next(iter(operation.trial_values[node.path]))
+            first: int = next(iter(operation.trial_values[node.path]))
+            return first
         if isinstance(node, Option) or (node.path in operation.lengths and not operation.differentiable):
             return None
         core = (dimension_value(d.factors, {s: chosen[unscoped(s)] for s in d.sizes}) or 0 for d in node.core)

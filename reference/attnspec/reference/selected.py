@@ -32,7 +32,10 @@ def top_keys(scores: Float[np.ndarray, "*batch n m"], count: int) -> Bool[np.nda
 
 @overridable
 def highest(scores: np.ndarray, count: int, among: np.ndarray) -> np.ndarray:
-    """Mask of the `count` greatest scores (*batch, m), or of all of them, where the mask `among` is True."""
+    """Mask of the `count` greatest scores (*batch, m) among those at which `among` is True.
+
+    If these are fewer, all of them are selected.
+    """
     order = np.argsort(-np.where(among, scores, -np.inf), axis=-1, kind="stable")
     selected: np.ndarray = among & (np.argsort(order, axis=-1) < count)
     return selected
@@ -43,7 +46,7 @@ def selected_attention(
     query: Float[np.ndarray, "*#batch heads n d"],
     key: Float[np.ndarray, "*#batch heads_k m d"],
     value: Float[np.ndarray, "*#batch heads_k m d_v"],
-    indices: Int[np.ndarray, "*#batch #heads_k n selected"],
+    indices: Int[np.ndarray, "*#batch #heads_k n entries"],
     *,
     causal: bool = False,
     scale: float | None = None,

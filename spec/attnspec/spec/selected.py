@@ -93,8 +93,8 @@ class SelectedAttention(Protocol[Array]):
 
     Where: T are the keys in a row of `indices`, in any order; −1 names no key, at any place of the row. g is `group`,
     and the first g query heads share a key head and its indices, or heads take turns (semantics `head_groups`). Indices
-    may be shared by all heads, as in DeepSeek sparse attention. λ is `scale`, 1/√d if not given. The output is in units
-    of value.
+    may be shared by all heads, as in DeepSeek sparse attention. λ is `scale`; if it is not given, products are divided
+    by √d. The output is in units of value.
     Domain: Σ|q||k| does not overflow. No key is named twice in a row.
     Edges: With `causal`, keys after the query are left out, though they are named. If n ≠ `m`, query 0 is aligned with
     key 0 (semantics `causal_alignment`). Keys that are not named have no effect, NaN and ∞ included. A query without
@@ -106,7 +106,7 @@ class SelectedAttention(Protocol[Array]):
         query: Annotated[Float[Array, "*#batch heads n d"], sizes(heads="heads_k*group")],
         key: Float[Array, "*#batch heads_k m d"],
         value: Float[Array, "*#batch heads_k m d_v"],
-        indices: Int[Array, "*#batch #heads_k n selected"],
+        indices: Int[Array, "*#batch #heads_k n entries"],
         *,
         causal: bool = False,
         scale: float | None = None,

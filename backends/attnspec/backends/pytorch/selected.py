@@ -1,6 +1,6 @@
 """Selected attention. Protocols: ``attnspec.spec.selected``.
 
-Only selected keys and values are gathered, (*batch, heads_k, n, selected, d), so that time and memory do not grow with
+Only selected keys and values are gathered, (*batch, heads_k, n, entries, d), so that time and memory do not grow with
 the number of all keys.
 """
 
@@ -57,7 +57,7 @@ def selected_attention(
     query: Float[Tensor, "*#batch heads n d"],
     key: Float[Tensor, "*#batch heads_k m d"],
     value: Float[Tensor, "*#batch heads_k m d_v"],
-    indices: Int[Tensor, "*#batch #heads_k n selected"],
+    indices: Int[Tensor, "*#batch #heads_k n entries"],
     *,
     causal: bool = False,
     scale: float | None = None,
@@ -82,7 +82,7 @@ def selected_attention(
 
 
 def _gathered(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows (…, heads_k, n, selected, d) of x (…, heads_k, m, d), widened; row m is 0."""
+    """Rows (…, heads_k, n, entries, d) of x (…, heads_k, m, d), widened; row m is 0."""
     extended = F.pad(upcast(x), (0, 0, 0, 1))
     batch = broadcast(extended.shape[:-2], rows.shape[:-2])
     flat = extended.expand(*batch, *extended.shape[-2:]).reshape(-1, extended.shape[-1])

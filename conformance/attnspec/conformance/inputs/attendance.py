@@ -134,8 +134,9 @@ def mask_options(operation: Operation) -> list[str]:
 def with_explicit_mask(
     arguments: Arguments, rows: Numbers | None = None, *, semantics: Semantics = NORMATIVE
 ) -> Arguments:
-    """A copy whose mask, or selection of keys, expresses causal flag, window and lengths, for ``rows`` or all.
+    """A copy whose mask or selection expresses causal flag, window and lengths.
 
+    ``rows`` are the queries to keep, by default all.
     Lengths that move the distances of a linear bias remain.
     """
     operation = arguments.operation

@@ -129,7 +129,7 @@ def integers(
 
 
 def _different_integers(bound: int, shape: tuple[int, ...], rng: np.random.Generator) -> Numbers:
-    """Rows of different integers below a bound in random order, and −1 in their places beyond a random number."""
+    """Rows of different integers below a bound in random order, with −1 at random places."""
     *rows, count = shape
     ranks = np.argsort(rng.random((*rows, max(bound, count))), axis=-1)[..., :count]
     named = np.argsort(rng.random(shape), axis=-1) < rng.integers(0, 2 * count + 1, (*rows, 1))

@@ -119,7 +119,7 @@ def order_of_selection(subject: Subject, arguments: Arguments, rng: np.random.Ge
 
 @checks(law.UNSELECTED_KEYS)
 def unselected_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Store NaN in a key and value that no index names, and let the first query name none."""
+    """Store NaN in a key and value that no index names; the first query names none."""
     path, indices, keys = _indices(arguments)
     if not keys or not arguments.queries:
         return False

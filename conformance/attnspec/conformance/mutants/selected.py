@@ -120,7 +120,7 @@ def every_tied_key(correct: Formulas, scores: Numbers) -> Numbers:
     source="scores > kth, which leaves out the k-th key and all that equal it",
 )
 def no_tied_key(correct: Formulas, scores: Numbers) -> Numbers:
-    """The rank of a key is the number of other scores that are at least as great."""
+    """The rank of a key is the number of other scores not below it."""
     return np.sum(scores[..., None, :] >= scores[..., None], axis=-1) - 1
 
 
@@ -191,9 +191,7 @@ def last_for_none(correct: Formulas, indices: Numbers, m: int) -> Numbers:
 )
 def first_for_none(correct: Formulas, indices: Numbers, m: int) -> Numbers:
     """−1 reads the first key."""
-    return Formulas.selected_keys(correct, np.maximum(indices, 0), m) if m else Formulas.selected_keys(
-        correct, indices, m
-    )  # fmt: skip
+    return Formulas.selected_keys(correct, np.maximum(indices, min(m, 1) - 1), m)
 
 
 @of_attention(

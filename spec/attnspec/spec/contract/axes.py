@@ -74,7 +74,7 @@ GLOSSARY: Mapping[str, Axis] = {
     "taps": Axis.TAP,
     **dict.fromkeys(("pages", "blocks", "page"), Axis.PAGE),
     "sequences": Axis.SEQUENCE,
-    "selected": Axis.SELECTED,
+    "entries": Axis.SELECTED,
 }
 """Meaning of each size name; an operation may override it with ``axes=``."""
 

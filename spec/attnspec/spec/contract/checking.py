@@ -52,7 +52,7 @@ def check(op: Operation) -> None:
             raise InvalidDeclaration(f"{leaf.path}: expected `lengths=` or `indices=` to bound the integers")
         masked = (*op.sizes_of(Axis.KEY), *op.sizes_of(Axis.BLOCK))
         if leaf.kind is Kind.BOOL and not (leaf.core and leaf.core[-1].factors[0] in masked):
-            raise InvalidDeclaration(f"{leaf.path}: expected a mask, whose last axis counts keys or blocks of keys")
+            raise InvalidDeclaration(f"{leaf.path}: expected a mask, whose last axis counts keys")
     for option in op.options:
         if option.kind in (Kind.COUNT, Kind.NUMBER, Kind.WINDOW) and option.path not in {*op.trial_values, *op.indices}:
             raise InvalidDeclaration(f"{option.path}: expected `trial_values=` with numbers to try it with")
