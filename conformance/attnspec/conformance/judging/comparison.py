@@ -69,8 +69,8 @@ class Comparisons:
                 return
             budget = budget()
         if got.dtype == bool or expected.dtype == bool:
-            # An error below 1 changes no Boolean; an infinite budget marks a choice that is open, as among ties.
-            open_ = np.broadcast_to(budget >= 1, got.shape)
+            # An infinite budget marks a choice that is open, as among equal numbers.
+            open_ = np.broadcast_to(np.isinf(budget), got.shape)
             self.informative += got.size - int(open_.sum())
             self.not_judged += int(open_.sum())
             wrong = np.asarray(got != expected) & ~open_

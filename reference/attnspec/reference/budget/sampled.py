@@ -60,5 +60,5 @@ def deviations(
         draws = Draws(rng=np.random.default_rng(seed))
         numbers = compute(partial(Sample, error=0.0, precision=precision, is_input=True, extremes=draws))
         for path, x in exact.items():
-            squares[path] += np.subtract(numbers[path], x, dtype=np.result_type(x, np.float64)).astype(np.float64) ** 2
+            squares[path] += (numbers[path] - x).astype(np.float64) ** 2
     return {path: np.sqrt(x / SAMPLES) for path, x in squares.items()}
