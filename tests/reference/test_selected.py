@@ -14,7 +14,7 @@ QUERY, KEY, VALUE = (np.random.default_rng(seed).standard_normal((2, 4, 3)) for 
 
 
 def test_scores_of_the_indexer_worked_by_hand() -> None:
-    """Products of key 0 are 1 and −2, those of key 1 are −1 and 4; the heads weigh 3 and 5."""
+    """Key 0 has the products 1 and −2, key 1 has −1 and 4. The heads weigh 3 and 5."""
     query, key = np.array([[[1.0, 0.0]], [[0.0, 2.0]]]), np.array([[1.0, -1.0], [-1.0, 2.0]])
     scores = indexer_scores(query, key, np.array([[3.0, 5.0]]))
     assert scores.tolist() == [[3.0, 20.0]]

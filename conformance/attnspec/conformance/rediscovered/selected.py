@@ -50,7 +50,7 @@ def scores_of_each_head(correct: Formulas, terms: Numbers) -> Numbers:
     needs="rows with more than 2,048 scores that float16 does not tell apart from the k-th greatest",
 )
 def first_2048_of_a_bin(correct: Formulas, scores: Numbers, count: int) -> Numbers:
-    """Of the scores that share the bin of the k-th greatest, those after the first 2,048 are dropped."""
+    """Scores in the bin of the k-th greatest are dropped after the first 2,048."""
     with np.errstate(over="ignore"):
         bins = scores.astype(np.float16)
     is_kth = Formulas.ranks(correct, scores) == min(count, scores.shape[-1]) - 1
@@ -69,7 +69,7 @@ def first_2048_of_a_bin(correct: Formulas, scores: Numbers, count: int) -> Numbe
     replaces="visible_keys",
 )
 def keys_of_minus_infinity(correct: Formulas, scores: Numbers) -> Numbers:
-    """Where fewer than k scores are above −∞, indices of hidden keys are returned, too."""
+    """Hidden keys are selected where fewer than k are visible."""
     return np.ones(scores.shape, bool)
 
 
@@ -99,7 +99,10 @@ def more_than_there_are(correct: Formulas, scores: Numbers, count: int) -> Numbe
 def first_chunk_without_keys(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, indices: Numbers, **options: Any
 ) -> Numbers:
-    """A row is NaN if its first 16 indices name no key: the running maximum is −∞, and exp(−∞ + ∞) is NaN."""
+    """A row is NaN if its first 16 indices name no key.
+
+    The running maximum is −∞, and exp(−∞ + ∞) is NaN.
+    """
     output = Formulas.selected_attention(correct, query, key, value, indices, **options)
     empty = np.all(indices[..., :16] < 0, axis=-1)
     shared = np.broadcast_to(empty, (*empty.shape[:-2], key.shape[-3], empty.shape[-1]))
@@ -142,7 +145,7 @@ def blocks_of_default_size(correct: Formulas, blocks: Numbers, axis: int, size: 
     replaces="selected_keys",
 )
 def keys_of_every_query(correct: Formulas, indices: Numbers, m: int) -> Numbers:
-    """The gathered keys of all queries lie in one row: a query also attends to what others have selected."""
+    """A query also attends to the keys that others have selected."""
     selected = Formulas.selected_keys(correct, indices, m)
     return np.broadcast_to(np.any(selected, axis=-2, keepdims=True), selected.shape)
 
@@ -158,7 +161,7 @@ def keys_of_every_query(correct: Formulas, indices: Numbers, m: int) -> Numbers:
 def gradient_of_one_query(
     correct: Library, operation: str, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Of the gradients that several queries send to a key they all select, one is stored."""
+    """A key that several queries select gets the gradient of one of them."""
     gradients = Library.vjp(correct, operation, arguments, cotangent)
     stored = {leaf.path: np.zeros_like(gradients[leaf.path]) for leaf in OPERATIONS[operation].attended}
     queries = np.arange(cotangent.shape[-2])[:, None]

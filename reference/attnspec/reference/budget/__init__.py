@@ -62,10 +62,10 @@ def judged(
 
     If the formula returns a tree, so does this function, with a :class:`Judged` for each array. Integers and booleans
     have a budget of 0, or ∞ where a choice between equal numbers is open. ``arguments`` are NumPy arrays of the tested
-    dtype (exact in it), or of doubles for quantised operands, numbers, flags or None, and trees of these. ``wide`` is the dtype to compute in, :func:`oracle_dtype` by
-    default. ``ordered`` widens standard deviations where partial sums, followed in several orders, exceed the usual
-    estimate: several times the work. ``sampled`` does so too, and widens them where random samples deviate more: 16
-    times the work.
+    dtype (exact in it), or of doubles for quantised operands, numbers, flags or None, and trees of these. ``wide`` is
+    the dtype to compute in, :func:`oracle_dtype` by default. ``ordered`` widens standard deviations where partial sums,
+    followed in several orders, exceed the usual estimate: several times the work. ``sampled`` does so too, and widens
+    them where random samples deviate more: 16 times the work.
     """
     wide = oracle_dtype(precision.dtype) if wide is None else wide
     with np.errstate(all="ignore"):
