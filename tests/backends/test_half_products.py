@@ -256,6 +256,8 @@ IN_FLOAT32 = {
     "multi_head_additive_attention": "as additive_attention",
     "bahdanau_context": "as additive_attention",
     "linear_attention": "the state, which every step adds to",
+    "indexer_scores": "the sum over heads, which ranks the keys, of one row per query",
+    "selected_attention": "gathered rows, whose gradients of all queries are summed in float32",
     "latent_attention": "the product of the pooled latent, whose rounding would not be averaged over keys",
     "merge_attention": "as many products as there are parts of the keys, of one row each",
 }

@@ -69,7 +69,7 @@ SIZES |= {"taps": 4, "past": 3, "slots": 5}
 SIZES |= {"cached": 3, "source_vocabulary": 8}
 SIZES |= {"heads_k": 2, "group": 3, "pages": 5, "blocks": 2, "page": 3, "sequences": 2, "parts": 3, "pairs": 2}
 SIZES |= {"rest": 1, "axes": 2}
-SIZES |= {"d_c": 5, "d_r": 3}
+SIZES |= {"d_c": 5, "d_r": 3, "entries": 3, "query_blocks": 3, "key_blocks": 3}
 
 
 def name_of(operation: Operation) -> str:
@@ -92,6 +92,9 @@ def arguments(
     def draw(node: Leaf | Option) -> Tensor | int | None:
         if isinstance(node, Option) and node.kind is Kind.SIZE:
             return chosen[node.path]
+        if isinstance(node, Option) and node.path not in {*operation.defaults, *operation.indices}:
+            first: int = next(iter(operation.trial_values[node.path]))
+            return first
         if isinstance(node, Option) or (node.path in operation.lengths and not operation.differentiable):
             return None
         core = (dimension_value(d.factors, {s: chosen[unscoped(s)] for s in d.sizes}) or 0 for d in node.core)
@@ -100,6 +103,10 @@ def arguments(
             if node.path in operation.cumulative:
                 total = chosen[operation.cumulative[node.path]]
                 return torch.linspace(0, total, shape[0]).long()
+            if node.path in operation.selections:
+                orders = torch.rand(*shape[:-1], chosen[operation.selections[node.path]], generator=drawn).argsort(-1)
+                named = torch.rand(shape, generator=drawn) < 0.7
+                return torch.where(named, orders[..., : shape[-1]], -1)
             if node.path in operation.generated_below:
                 return torch.randint(operation.generated_below[node.path], tuple(shape), generator=drawn)
             counts = node.path in operation.lengths
@@ -614,7 +621,20 @@ def turned(x: Tensor, angle: Tensor) -> Tensor:
     return torch.view_as_real(numbers * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
 
 
+def indexed(query: Tensor, key: Tensor, weights: Tensor) -> Tensor:
+    return ((query @ key.unsqueeze(-3).mT).clamp(min=0) * weights.mT.unsqueeze(-1)).sum(-3)
+
+
+def to_selected(query: Tensor, key: Tensor, value: Tensor, indices: Tensor, *, causal: bool = False) -> Tensor:
+    named = (indices[..., None] == torch.arange(key.shape[-2])).any(-2)
+    group = query.shape[-3] // key.shape[-3]
+    key, value, named = (x.repeat_interleave(group, -3) for x in (key, value, named))
+    return weights(query @ key.mT / math.sqrt(query.shape[-1]), named, causal) @ value
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
+    "indexer_scores": indexed,
+    "selected_attention": to_selected,
     "grouped_query_attention": grouped,
     "variable_length_attention": in_sequences,
     "paged_attention": in_pages,

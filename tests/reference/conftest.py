@@ -17,6 +17,7 @@ _SIZES = (
     " slices=6 rows=2 columns=3 slices_from=2 rows_from=3 columns_from=5 patch=3 channels=4 d_g=7"
     " taps=3 past=2 slots=5 s=3 heads_k=2 group=3 pages=5 blocks=2 page=3 sequences=2 parts=3 pairs=2 rest=1 axes=4"
     " d_c=5 d_r=3"
+    " entries=3 query_blocks=2 key_blocks=1"
 )
 SIZES: Mapping[str, int] = {name: int(size) for name, size in (pair.split("=") for pair in _SIZES.split())}
 """Sizes of random arguments; all sizes of one argument differ, so that axes cannot be confused."""
@@ -59,6 +60,9 @@ def draw_arguments(
             # No sequence is empty, if there are enough positions.
             total = number(operation.cumulative[leaf.path])
             return np.linspace(0, total, shape[0]).astype(int)
+        if leaf.path in operation.selections:
+            orders = np.argsort(rng.random((*shape[:-1], number(operation.selections[leaf.path]))))
+            return np.where(rng.random(shape) < 2 / 3, orders[..., : shape[-1]], -1)
         if leaf.path in operation.generated_below:
             return rng.integers(0, operation.generated_below[leaf.path], shape)
         return rng.integers(0, largest_integer(operation, leaf.path, number) + 1, shape)

@@ -678,6 +678,24 @@ def latent(a: dict[str, Any]) -> list[Any]:
     return outputs
 
 
+def indexer_score(i: int, j: int, a: dict[str, Any]) -> Any:
+    return mp.fsum(w * max(dot(q[i], a["key"][j]), 0) for w, q in zip(a["weights"][i], a["query"], strict=True))
+
+
+def to_selected(a: dict[str, Any]) -> list[Any]:
+    query, n, m = a["query"], len(a["query"][0]), len(a["key"][0])
+    by_head = zip(query, *(for_query_heads(query, a[x]) for x in ("key", "value", "indices")), strict=True)
+    return [
+        attend(scaled, q, k, v, {**a, "mask": [[j in rows[i] for j in range(m)] for i in range(n)]})
+        for q, k, v, rows in by_head
+    ]
+
+
+def in_block(i: int, j: int, a: dict[str, Any]) -> bool:
+    row, column = i // a["query_block_size"], j // a["key_block_size"]
+    return row < len(a["blocks"]) and column < len(a["blocks"][0]) and bool(a["blocks"][row][column])
+
+
 def merged(a: dict[str, Any]) -> list[Any]:
     base = 2 if choice("logarithms") == "base-2" else mp.e
     powers = [mp.power(base, x) for x in a["log_sum_exps"]]
@@ -906,6 +924,10 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "paged_attention": in_pages,
     "latent_attention": latent,
     "merge_attention": merged,
+    "indexer_scores": lambda a: table(lambda i, j: indexer_score(i, j, a), len(a["query"][0]), len(a["key"])),
+    "top_keys": lambda a: [[x in sorted(row)[-a["count"] :] for x in row] for row in a["scores"]],
+    "selected_attention": to_selected,
+    "block_mask": lambda a: table(lambda i, j: in_block(i, j, a), a["n"], a["m"]),
     "rotary_embedding": turned_by_position,
     "axial_rotary_embedding": turned_along_axes,
     "rotary_frequencies": lambda a: rotary_frequencies(a["pairs"]),

@@ -19,6 +19,7 @@ from attnspec.reference.pooling import *
 from attnspec.reference.positional import *
 from attnspec.reference.recurrent import *
 from attnspec.reference.scoring import *
+from attnspec.reference.selected import *
 from attnspec.reference.seq2seq import *
 from attnspec.reference.transformer import *
 from attnspec.reference.vision import *

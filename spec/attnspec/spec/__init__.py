@@ -41,6 +41,7 @@ from attnspec.spec.pooling import *
 from attnspec.spec.positional import *
 from attnspec.spec.recurrent import *
 from attnspec.spec.scoring import *
+from attnspec.spec.selected import *
 from attnspec.spec.seq2seq import *
 from attnspec.spec.transformer import *
 from attnspec.spec.vision import *

@@ -24,6 +24,7 @@ class Operations(
     spec.VisionOperations[Array],
     spec.KernelsOperations[Array],
     spec.LinearOperations[Array],
+    spec.SelectedOperations[Array],
     spec.ComplexityOperations[Array],
     Generic[Array],
 ):
@@ -44,6 +45,7 @@ class Table(
     spec.VisionTable[Array],
     spec.KernelsTable[Array],
     spec.LinearTable[Array],
+    spec.SelectedTable[Array],
     spec.ComplexityTable[Array],
     Generic[Array],
     total=False,

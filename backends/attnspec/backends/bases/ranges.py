@@ -9,17 +9,17 @@ from torch import Tensor
 from attnspec.spec import ShapeError
 
 
-def refuse_out_of_range(operation: str, argument: str, integers: Tensor | None, most: int) -> None:
-    """Raise ``ShapeError`` for an integer outside 0..most."""
+def refuse_out_of_range(operation: str, argument: str, integers: Tensor | None, most: int, *, least: int = 0) -> None:
+    """Raise ``ShapeError`` for an integer outside ``least``..``most``."""
     if integers is None:
         return
     if integers.dtype is torch.int64 and integers.is_cpu and integers.numel():
         low, high = integers.aminmax()  # one pass over the numbers; the general test below takes several
-        if int(low) >= 0 and int(high) <= most:
+        if int(low) >= least and int(high) <= most:
             return
-    wrong = integers[(integers < 0) | (integers > most)]
+    wrong = integers[(integers < least) | (integers > most)]
     if wrong.numel():
-        raise ShapeError(operation, argument, f"{argument} in 0..{most}", int(wrong[0]))
+        raise ShapeError(operation, argument, f"{argument} in {least}..{most}", int(wrong[0]))
 
 
 def refuse_decreasing_ends(operation: str, argument: str, ends: Tensor, most: int) -> None:

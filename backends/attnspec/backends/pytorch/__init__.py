@@ -34,6 +34,7 @@ from attnspec.backends.pytorch.recurrent import *
 from attnspec.backends.pytorch.runtime import on_cuda
 from attnspec.backends.pytorch.runtime.optional import HAS_LLVMLITE
 from attnspec.backends.pytorch.scoring import *
+from attnspec.backends.pytorch.selected import *
 from attnspec.backends.pytorch.seq2seq import *
 from attnspec.backends.pytorch.transformer import *
 from attnspec.backends.pytorch.vision import *

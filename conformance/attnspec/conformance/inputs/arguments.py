@@ -215,7 +215,8 @@ class Arguments(Mapping[str, Any]):
         the arrays by role. A broadcast axis, which has 1 item where the size has more, stays as it is. An axis that is
         a product of sizes changes in blocks. If the size counts the items of a tuple, items are selected. A size that
         is itself an argument gets its new number. Where positions become fewer, lengths are cut, and so are the ends of
-        packed sequences; the last sequence always ends where the axis does.
+        packed sequences; the last sequence always ends where the axis does. Indices of
+        selected positions follow these.
         """
         changed: dict[str, Any] = {}
         if size in self._flat:  # the size is an argument
@@ -225,6 +226,8 @@ class Arguments(Mapping[str, Any]):
                 changed[leaf.path] = along(x, leaf, size, self.binding, change)
             elif self.operation.lengths.get(leaf.path) == size:
                 changed[leaf.path] = np.asarray(np.minimum(x, change(np.arange(self.size(size)), 0).shape[0]))
+            elif self.operation.selections.get(leaf.path) == size:
+                changed[leaf.path] = _renumbered(x, change(np.arange(self.size(size)), 0))
             elif self.operation.cumulative.get(leaf.path) == size:
                 count = change(np.arange(self.size(size)), 0).shape[0]
                 changed[leaf.path] = np.append(np.minimum(x[:-1], count), x.dtype.type(count))
@@ -251,6 +254,14 @@ def _rebuilder(value: Any, path: str) -> Callable[[Callable[[str], Any]], Any]:
         return lambda value_at: tuple([rebuild(value_at) for rebuild in rebuilders])
     build = dict if isinstance(value, dict) else type(value)
     return lambda value_at: build(**dict(zip(names, [rebuild(value_at) for rebuild in rebuilders], strict=True)))
+
+
+def _renumbered(indices: Numbers, kept: Numbers) -> Numbers:
+    """Indices of positions after a change that keeps these positions, in this order; −1 for positions left out."""
+    size = max(int(kept.max(initial=-1)), int(indices.max(initial=-1))) + 1
+    new_index = np.full(size + 1, -1)  # the last entry, which −1 reads, stays −1
+    new_index[kept[::-1]] = np.arange(len(kept))[::-1]
+    return np.asarray(new_index[indices])
 
 
 def _pick_items(node: Node, value: Any, size: str, change: Change) -> Any:

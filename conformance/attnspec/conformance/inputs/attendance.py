@@ -134,8 +134,9 @@ def mask_options(operation: Operation) -> list[str]:
 def with_explicit_mask(
     arguments: Arguments, rows: Numbers | None = None, *, semantics: Semantics = NORMATIVE
 ) -> Arguments:
-    """A copy whose mask expresses causal flag, window and lengths, for ``rows`` or all.
+    """A copy whose mask or selection expresses causal flag, window and lengths.
 
+    ``rows`` are the queries to keep, by default all.
     Lengths that move the distances of a linear bias remain.
     """
     operation = arguments.operation
@@ -143,10 +144,20 @@ def with_explicit_mask(
     slopes = operation.part(ScoreEffect.SLOPES)
     if semantics.length_alignment == "at-length" and slopes and arguments[slopes] is not None:
         defaults = {path: x for path, x in defaults.items() if path not in operation.lengths}
+    if arguments.causal and operation.selections:
+        arguments = _without_later_keys(arguments, semantics).replaced(defaults)
     selected = arguments if rows is None else arguments.along(operation.query_size or "", take(rows))
     if all(arguments[path] is x for path, x in defaults.items()) or operation.mask is None:
         return selected
     return selected.replaced(defaults).with_mask(attendable(arguments, rows=rows, semantics=semantics))
+
+
+def _without_later_keys(arguments: Arguments, semantics: Semantics) -> Arguments:
+    """A copy that selects no keys after the query."""
+    n, m = arguments.queries or 0, arguments.keys_count or 0
+    last = np.arange(n)[:, None] + (m - n if semantics.bottom_right else 0)
+    selections = {path: arguments.array(path) for path in arguments.operation.selections}
+    return arguments.replaced({path: np.where(x > last, -1, x) for path, x in selections.items()})
 
 
 def with_first_keys(arguments: Arguments) -> Arguments:

@@ -106,6 +106,7 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
     heads = KEY_HEADS if operation.sizes_of(Axis.GROUP) else HEADS
     axes = {Axis.LAYER: depths, Axis.HEAD: heads, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS, Axis.BEAM: BEAMS}
     axes |= {Axis.GROUP: KEY_HEADS, Axis.PAGE: PAGES, Axis.SEQUENCE: SEQUENCES, Axis.VOCABULARY: VOCABULARIES}
+    axes[Axis.BLOCK] = PAGES
     # Arrays have pages of a pool, or rows of a page. Other page sizes count the entries of a block table.
     if axis is Axis.PAGE and any(size in leaf.sizes for leaf in operation.floats):
         axes[Axis.PAGE] = POOLS if size in tables(operation) else PAGE_ROWS

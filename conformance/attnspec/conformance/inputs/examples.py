@@ -63,7 +63,8 @@ class Example:
             if isinstance(part, Option):
                 if part.kind is Kind.SIZE:
                     return self.sizes[part.path]
-                value = self.options.get(part.path, operation.defaults.get(part.path))
+                first = next(iter(operation.trial_values.get(part.path, ())), None)
+                value = self.options.get(part.path, operation.defaults.get(part.path, first))
                 bound = operation.indices.get(part.path)
                 return value if bound is None else (value or 0) % self.sizes[bound]
             stream = [self.seed, place, next(leaf_numbers)] if isinstance(node, Branch) else [self.seed, place]
@@ -111,6 +112,8 @@ def integers(
     if path in operation.cumulative:
         total = number(operation.cumulative[path])
         return np.concatenate([[0], np.sort(rng.integers(0, total + 1, shape[0] - 2)), [total]])
+    if path in operation.selections:
+        return _different_integers(number(operation.selections[path]), shape, rng)
     if path in operation.generated_below:
         return _integers_below(operation.generated_below[path], shape, rng)
     is_length = path in operation.lengths  # a length may equal its bound, an index may not
@@ -123,6 +126,14 @@ def integers(
     if bound > ONE_BYTE and not is_length:
         values.reshape(-1)[:1] = bound - 1
     return values
+
+
+def _different_integers(bound: int, shape: tuple[int, ...], rng: np.random.Generator) -> Numbers:
+    """Rows of different integers below a bound in random order, with −1 at random places."""
+    *rows, count = shape
+    ranks = np.argsort(rng.random((*rows, max(bound, count))), axis=-1)[..., :count]
+    named = np.argsort(rng.random(shape), axis=-1) < rng.integers(0, 2 * count + 1, (*rows, 1))
+    return np.where(named & (ranks < bound), ranks, -1)
 
 
 def _integers_below(bound: int, shape: tuple[int, ...], rng: np.random.Generator) -> Numbers:

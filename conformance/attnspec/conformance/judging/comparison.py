@@ -69,8 +69,11 @@ class Comparisons:
                 return
             budget = budget()
         if got.dtype == bool or expected.dtype == bool:
-            self.informative += got.size
-            wrong = np.asarray(got != expected)
+            # An infinite budget marks a choice that is open, as among equal numbers.
+            open_ = np.broadcast_to(np.isinf(budget), got.shape)
+            self.informative += got.size - int(open_.sum())
+            self.not_judged += int(open_.sum())
+            wrong = np.asarray(got != expected) & ~open_
             if wrong.any():
                 self.ratio = np.inf
                 _raise(int(np.argmax(wrong)), got, expected, np.zeros(got.shape), arguments, what)

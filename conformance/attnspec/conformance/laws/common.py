@@ -353,9 +353,9 @@ def bits_equal(results: Results, expected: Results) -> bool:
 
 
 def demand_refusal(
-    subject: Subject, arguments: Arguments, path: str, most: int, rng: np.random.Generator, name: str
+    subject: Subject, arguments: Arguments, path: str, most: int, rng: np.random.Generator, name: str, least: int = 0
 ) -> bool:
-    """Demand an exception for the integers −1 and ``most`` + 1.
+    """Demand an exception for the integers ``least`` − 1 and ``most`` + 1.
 
     Left out if rejection is declared unchecked: a kernel that checked integers would wait for its device.
     """
@@ -365,7 +365,7 @@ def demand_refusal(
     if integers is None or not integers.size:
         return False
     place = int(rng.integers(integers.size))
-    for wrong in (-1, most + 1):
+    for wrong in (least - 1, most + 1):
         outside: Numbers = integers.copy()
         outside.reshape(-1)[place] = wrong
         broken = arguments.replaced({path: outside})
@@ -373,7 +373,7 @@ def demand_refusal(
         if not isinstance(result, Raised):
             subject.observed["rejection"] = "unchecked"
             raise Violation(
-                f"{name} outside 0..{most} was accepted; expected an exception",
+                f"{name} outside {least}..{most} was accepted; expected an exception",
                 reason=Reason.ACCEPTED,
                 arguments=broken,
                 got=next(iter(result.values())),

@@ -61,11 +61,11 @@ def judged(
     """Return the oracle and the budget of ``formula(**arguments)`` as a :class:`Judged`.
 
     If the formula returns a tree, so does this function, with a :class:`Judged` for each array. Integers and booleans
-    have a budget of 0. ``arguments`` are NumPy arrays of the tested dtype (exact in it), or of doubles for quantised
-    operands, numbers, flags or None, and trees of these. ``wide`` is the dtype to compute in, :func:`oracle_dtype` by
-    default. ``ordered`` widens standard deviations where partial sums, followed in several orders, exceed the usual
-    estimate: several times the work. ``sampled`` does so too, and widens them where random samples deviate more: 16
-    times the work.
+    have a budget of 0, or ∞ where a choice between equal numbers is open. ``arguments`` are NumPy arrays of the tested
+    dtype (exact in it), or of doubles for quantised operands, numbers, flags or None, and trees of these. ``wide`` is
+    the dtype to compute in, :func:`oracle_dtype` by default. ``ordered`` widens standard deviations where partial sums,
+    followed in several orders, exceed the usual estimate: several times the work. ``sampled`` does so too, and widens
+    them where random samples deviate more: 16 times the work.
     """
     wide = oracle_dtype(precision.dtype) if wide is None else wide
     with np.errstate(all="ignore"):
@@ -79,7 +79,8 @@ def judged(
         joint = _run(formula, lambda x: Joint(estimate(x), bound(x)), arguments, wide)
         estimated = map_tree(joint, lambda _, x: x.estimate if isinstance(x, Joint) else x)
         bounded = {path: x.bound for path, x in flatten(joint).items() if isinstance(x, Joint)}
-        statistical = {path: x for path, x in flatten(estimated).items() if isinstance(x, Statistical)}
+        computed = [(path, x) for path, x in flatten(estimated).items() if isinstance(x, Statistical)]
+        statistical = {path: x for path, x in computed if x.value.dtype != bool}
         errors = {path: x.error for path, x in statistical.items()}
         if sampled:
             exact = {path: x.value for path, x in statistical.items()}
@@ -89,6 +90,8 @@ def judged(
         def join(path: str, x: Any) -> Judged:
             if not isinstance(x, Statistical):
                 return Judged(np.asarray(x), np.zeros(np.shape(x)), np.zeros(np.shape(x)))
+            if x.value.dtype == bool:
+                return Judged(x.value, np.where(np.isfinite(x.error), 0.0, np.inf), np.zeros(x.value.shape))
             return _joined(x, errors[path], bounded[path], precision, extremes)
 
         return map_tree(estimated, join)

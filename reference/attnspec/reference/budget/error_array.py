@@ -25,6 +25,7 @@ from attnspec.reference.budget.numbers import (
 )
 from attnspec.reference.defining.duck_array import DuckArray
 from attnspec.reference.normalization import sigmoid
+from attnspec.reference.selected import highest
 from attnspec.spec.contract.precision import Precision
 
 WIDTH = 8.0
@@ -336,7 +337,7 @@ class Approximate(DuckArray):
         name = getattr(function, "__name__", "")
         if name in ("softmax", "log_softmax", "log_sum_exp"):
             return getattr(args[0], f"_{name}")(attendable_softmax(args[0].value, kwargs.get("mask")))
-        if name in ("greatest", "sigmoid", "step_factors", "decayed_state", "written_state"):
+        if name in ("greatest", "highest", "sigmoid", "step_factors", "decayed_state", "written_state"):
             return getattr(args[0], f"_{name}")(*args[1:])
         return NotImplemented
 
@@ -401,6 +402,15 @@ class Approximate(DuckArray):
         other_max = np.take_along_axis(highest, others, axis=-1).max(-1, keepdims=True, initial=-np.inf)
         selected = self._move(lambda x: np.take_along_axis(x, indices, axis=-1))
         return indices, self._computed(selected.value, np.where(selected_min <= other_max, UNKNOWN, selected.error))
+
+    def _highest(self, count: int, among: Numbers) -> Self:
+        """Mask of the greatest; errors are infinite where a tie, or rounding, leaves the choice open."""
+        selected = highest(self.value, count, among)
+        low, high = self.value - MARGIN * self.error, self.value + MARGIN * self.error
+        least = np.min(np.where(selected, low, np.inf), axis=-1, keepdims=True, initial=np.inf)
+        most = np.max(np.where(among & ~selected, high, -np.inf), axis=-1, keepdims=True, initial=-np.inf)
+        open_ = among & np.where(selected, low <= most, high >= least)
+        return self._computed(selected, np.where(open_, np.inf, 0.0))
 
     def _maximum(self, value: Numbers, a: Self, b: Self) -> Self:
         # Where errors may exchange the order of a and b, the result may be either, with the larger error.

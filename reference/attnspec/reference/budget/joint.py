@@ -68,6 +68,9 @@ class Joint(Approximate):
     def _log_sum_exp(self, softmax: Softmax) -> Self:
         return type(self)(self.estimate._log_sum_exp(softmax), self.bound._log_sum_exp(softmax))
 
+    def _highest(self, count: int, among: Numbers) -> Self:
+        return type(self)(self.estimate._highest(count, among), self.bound._highest(count, among))
+
     def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
         places, estimate = self.estimate._greatest(count, among)
         return places, type(self)(estimate, self.bound._greatest(count, among)[1])

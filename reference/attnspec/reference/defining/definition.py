@@ -99,15 +99,16 @@ def _checked(operation: Operation, formula: Callable[..., Any]) -> Callable[...,
 
 def _check_ranges(operation: Operation, values: Mapping[str, Any], binding: Binding) -> None:
     """Raise ``ShapeError`` for a length or index out of range, or decreasing sequence ends."""
-    bounds = {path: binding.number(size) for path, size in operation.lengths.items()}
-    bounds |= {path: binding.number(size) - 1 for path, size in operation.indices.items()}
+    bounds = {path: (0, binding.number(size)) for path, size in operation.lengths.items()}
+    bounds |= {path: (0, binding.number(size) - 1) for path, size in operation.indices.items()}
+    bounds |= {path: (-1, binding.number(size) - 1) for path, size in operation.selections.items()}
     arguments = flatten(dict(values)) if bounds or operation.cumulative else {}
-    for path, largest in bounds.items():
+    for path, (least, largest) in bounds.items():
         if arguments.get(path) is not None:
             integers = np.asarray(arguments[path])
-            outside = integers[(integers < 0) | (integers > largest)]
+            outside = integers[(integers < least) | (integers > largest)]
             if outside.size:
-                raise ShapeError(operation.name, path, f"{path} in 0..{largest}", outside.flat[0])
+                raise ShapeError(operation.name, path, f"{path} in {least}..{largest}", outside.flat[0])
     for path, size in operation.cumulative.items():
         ends, largest = np.asarray(arguments[path]), binding.number(size)
         if ends[0] != 0 or ends[-1] != largest or (ends[1:] < ends[:-1]).any():

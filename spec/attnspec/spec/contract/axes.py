@@ -44,6 +44,10 @@ class Axis(Flag):
     """Pages of a cache, or rows of a page."""
     SEQUENCE = auto()
     """Sequences packed into one array."""
+    BLOCK = auto()
+    """Blocks of neighbouring positions."""
+    SELECTED = auto()
+    """Keys that are selected for a query."""
     SELF = QUERY | KEY
     """Positions in self-attention: each is a query and a key."""
     POSITION = QUERY | KEY | TIME
@@ -70,6 +74,7 @@ GLOSSARY: Mapping[str, Axis] = {
     "taps": Axis.TAP,
     **dict.fromkeys(("pages", "blocks", "page"), Axis.PAGE),
     "sequences": Axis.SEQUENCE,
+    "entries": Axis.SELECTED,
 }
 """Meaning of each size name; an operation may override it with ``axes=``."""
 

@@ -12,7 +12,8 @@ def check(op: Operation) -> None:
     """Raise :class:`InvalidDeclaration` for sizes without meaning, unknown names, and missing trial values."""
     results, sizes, top = [x.path for x in op.outputs], op.sizes, op.call.names
     meanings = {**GLOSSARY, **op.axes}
-    bounded, options = {**op.lengths, **op.indices, **op.cumulative}, {o.path for o in op.options}
+    bounded = {**op.lengths, **op.indices, **op.selections, **op.cumulative}
+    options = {o.path for o in op.options}
     for size in (*sizes, *(size for leaf in op.outputs for size in leaf.sizes)):
         if size not in op.counts and unscoped(size) not in meanings:
             raise InvalidDeclaration(f"size {size}: expected a name in GLOSSARY, or `axes=` to say what it counts")
@@ -44,15 +45,15 @@ def check(op: Operation) -> None:
         wanted = "an axis or argument that has it in every call"
         got = "products, sums, broadcast axes or optional arrays"
         raise InvalidDeclaration(f"size {unbound[0]}: expected {wanted}; got only {got}")
-    positions = op.sizes_of(Axis.KEY) or op.sizes_of(Axis.TIME)
+    masked = {*(op.sizes_of(Axis.KEY) or op.sizes_of(Axis.TIME)), *op.sizes_of(Axis.BLOCK)}
     for leaf in op.leaves:
         if leaf.free:
             raise InvalidDeclaration(f"{leaf.path}: expected *batch first, then sizes; got {leaf.shape_text}")
         if leaf.kind is Kind.INT and leaf.path not in {**bounded, **op.generated_below}:
             raise InvalidDeclaration(f"{leaf.path}: expected `lengths=` or `indices=` to bound the integers")
-        if leaf.kind is Kind.BOOL and not (leaf.core and leaf.core[-1].factors[0] in positions):
+        if leaf.kind is Kind.BOOL and not (leaf.core and leaf.core[-1].factors[0] in masked):
             raise InvalidDeclaration(
-                f"{leaf.path}: expected a mask, whose last axis counts keys or, without keys, steps"
+                f"{leaf.path}: expected a mask, whose last axis counts keys, blocks or, without keys, steps"
             )
     for option in op.options:
         if option.kind in (Kind.COUNT, Kind.NUMBER, Kind.WINDOW) and option.path not in {*op.trial_values, *op.indices}:

@@ -46,6 +46,8 @@ MEANINGS = {
     Axis.TAP: "taps of a filter",
     Axis.PAGE: "pages of a cache, or rows of one",
     Axis.SEQUENCE: "sequences",
+    Axis.BLOCK: "blocks",
+    Axis.SELECTED: "selected keys",
 }
 """Words for axes. A combined axis joins the words of its parts, in this order."""
 
@@ -183,6 +185,7 @@ def _contents(operation: Operation, leaf: Leaf) -> Iterator[str]:
     if leaf.kind is Kind.INT:
         bounds = {p: f"0..{s}" for p, s in operation.lengths.items()}
         bounds |= {p: f"0..{unscoped(s)}−1" for p, s in operation.indices.items()}
+        bounds |= {p: f"−1..{s}−1, where −1 is none" for p, s in operation.selections.items()}
         bounds |= {p: f"0..{s}, the first 0, the last {s}, never falling" for p, s in operation.cumulative.items()}
         yield f"integers in {bounds[leaf.path]}" if leaf.path in bounds else "integers"
     if any(d.broadcast for d in leaf.core):
@@ -262,6 +265,7 @@ def _misfits(operation: Operation) -> list[str]:
         violations.append(f"{option.path} below 1" if operation.least(option.path) else f"a negative {option.path}")
     violations += [f"{path} outside of 0..{size}" for path, size in operation.lengths.items()]
     violations += [f"{path} outside of 0..{unscoped(size)}−1" for path, size in operation.indices.items()]
+    violations += [f"{path} outside of −1..{size}−1" for path, size in operation.selections.items()]
     violations += [f"{path} that fall, or do not reach from 0 to {size}" for path, size in operation.cumulative.items()]
     return violations or ["shapes other than those above"]
 

@@ -29,6 +29,7 @@ CHAPTERS = (
     "vision",
     "kernels",
     "linear",
+    "selected",
     "moments",
     "complexity",
 )
@@ -60,6 +61,7 @@ class Operation:
     results: tuple[str, ...] = ()
     lengths: Mapping[str, str] = field(default_factory=dict)
     indices: Mapping[str, str] = field(default_factory=dict)
+    selections: Mapping[str, str] = field(default_factory=dict)
     cumulative: Mapping[str, str] = field(default_factory=dict)
     generated_below: Mapping[str, int] = field(default_factory=dict)
     generated_within: Mapping[str, float | tuple[float, float]] = field(default_factory=dict)

@@ -37,6 +37,7 @@ def operation(
     results: str = "",
     lengths: Mapping[str, str] | None = None,
     indices: Mapping[str, str] | None = None,
+    selections: Mapping[str, str] | None = None,
     cumulative: Mapping[str, str] | None = None,
     generated_below: Mapping[str, int] | None = None,
     generated_within: Mapping[str, float | tuple[float, float]] | None = None,
@@ -59,6 +60,7 @@ def operation(
     - ``results``: names of the arrays of a tuple.
     - ``lengths``: integer arrays of lengths, each with the size whose positions it limits.
     - ``indices``: integer arrays, each with the size that bounds it, such as tokens with the vocabulary.
+    - ``selections``: integer arrays whose rows name different positions of a size, or none by −1, each with that size.
     - ``cumulative``: integer vectors of boundaries between packed sequences, from 0 on and never falling, each with the
       packed size.
     - ``generated_below``: integer arrays without bounds, each with the bound for examples.
@@ -87,6 +89,7 @@ def operation(
         "results": tuple(results.split()),
         "lengths": lengths or {},
         "indices": indices or {},
+        "selections": selections or {},
         "cumulative": cumulative or {},
         "generated_below": generated_below or {},
         "generated_within": generated_within or {},

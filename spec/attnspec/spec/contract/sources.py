@@ -93,6 +93,9 @@ DEEPSEEK = Source(
     "DeepSeek-AI 2024",
     "DeepSeek-V2: a strong, economical, and efficient mixture-of-experts language model (arXiv:2405.04434)",
 )
+DEEPSEEK_SPARSE = Source(
+    "DeepSeek-AI 2025", "DeepSeek-V3.2: pushing the frontier of open large language models (arXiv:2512.02556)"
+)
 DEVLIN = Source(
     "Devlin 2019", "BERT: pre-training of deep bidirectional transformers for language understanding (arXiv:1810.04805)"
 )
@@ -145,6 +148,9 @@ YANG_GATED = Source(
     "Yang 2024a", "Gated linear attention transformers with hardware-efficient training (arXiv:2312.06635)"
 )
 YANG_GATED_DELTA = Source("Yang 2025", "Gated delta networks: improving Mamba2 with delta rule (arXiv:2412.06464)")
+YUAN = Source(
+    "Yuan 2025", "Native sparse attention: hardware-aligned and natively trainable sparse attention (arXiv:2502.11089)"
+)
 ZHANG = Source("Zhang 2019", "Root mean square layer normalization (arXiv:1910.07467)")
 WU = Source(
     "Wu 2016",
@@ -163,6 +169,7 @@ PAPERS = (
     BELTAGY,
     DAO,
     DEEPSEEK,
+    DEEPSEEK_SPARSE,
     DEVLIN,
     DOSOVITSKIY,
     GEMMA,
@@ -191,6 +198,7 @@ PAPERS = (
     YANG_DELTA,
     YANG_GATED,
     YANG_GATED_DELTA,
+    YUAN,
     ZHANG,
 )
 SOURCES: Mapping[str, Source] = {s.key: s for s in (S0, S1, S2, S3, S4, *PAPERS)}

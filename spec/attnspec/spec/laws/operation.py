@@ -23,7 +23,7 @@ def several_batches(operation: Operation) -> bool:
 
 def takes_indices(operation: Operation) -> bool:
     """True if an argument holds tokens or other indices of rows."""
-    return any(leaf.path in operation.indices for leaf in operation.leaves)
+    return any(leaf.path in {**operation.indices, **operation.selections} for leaf in operation.leaves)
 
 
 def has_options(operation: Operation) -> bool:

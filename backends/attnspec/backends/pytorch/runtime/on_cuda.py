@@ -25,7 +25,9 @@ def semantics() -> Mapping[str, Mapping[str, str]]:
     """Return the choices by operation, those of other operations being normative."""
     fused = {o: {"masked_nonfinite": "propagates", "repeatability": "within-budget"} for o in BY_FUSED_KERNELS}
     # Lengths, indices, tokens and ends of sequences are checked on the CPU alone.
-    checked = (o.name for o in OPERATIONS.values() if o.lengths or o.indices or o.sizes_of(Axis.SEQUENCE))
+    checked = (
+        o.name for o in OPERATIONS.values() if o.lengths or o.indices or o.selections or o.sizes_of(Axis.SEQUENCE)
+    )
     unread = {o: {"rejection": "unchecked"} for o in checked}
     # `rnn_self_attention`, for one, takes no mask, and must not declare what becomes of masked numbers.
     return {name: _concerning(OPERATIONS[name], fused.get(name, {}) | unread.get(name, {})) for name in fused | unread}

@@ -8,10 +8,10 @@ from attnspec.backends.bases import ranges
 from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 
 
-def refuse_out_of_range(operation: str, argument: str, integers: Tensor | None, most: int) -> None:
-    """Raise ``ShapeError`` for an integer outside 0..most, on the CPU and outside of transforms."""
+def refuse_out_of_range(operation: str, argument: str, integers: Tensor | None, most: int, *, least: int = 0) -> None:
+    """Raise ``ShapeError`` for an integer outside ``least``..``most``, on the CPU and outside of transforms."""
     if integers is not None and _readable(integers):
-        ranges.refuse_out_of_range(operation, argument, integers, most)
+        ranges.refuse_out_of_range(operation, argument, integers, most, least=least)
 
 
 def refuse_decreasing_ends(operation: str, argument: str, ends: Tensor, most: int) -> None:

@@ -16,6 +16,7 @@ from attnspec.conformance.mutants.correct.pooling import Pooling
 from attnspec.conformance.mutants.correct.positional import Positional
 from attnspec.conformance.mutants.correct.recurrent import Recurrent
 from attnspec.conformance.mutants.correct.scoring import Scoring
+from attnspec.conformance.mutants.correct.selected import SelectedAttention
 from attnspec.conformance.mutants.correct.seq2seq import Seq2Seq
 from attnspec.conformance.mutants.correct.transformer import Transformer
 from attnspec.conformance.mutants.correct.vision import Vision
@@ -24,6 +25,7 @@ from attnspec.conformance.mutants.correct.vision import Vision
 class Formulas(
     Comparators,
     LinearAttention,
+    SelectedAttention,
     Kernels,
     Vision,
     Transformer,
