@@ -19,8 +19,9 @@ pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 import onnx
 import onnxruntime
 
-from attnspec.backends.onnx_native import _session, runtime
 from attnspec.backends.onnx_native import reference as evaluator
+from attnspec.backends.onnx_native import runtime
+from attnspec.backends.onnx_native.running import session
 from tests.budgets import assert_within_budgets
 
 BACKENDS: list[Any] = [runtime, evaluator]
@@ -180,10 +181,10 @@ def test_lengths_out_of_range_raise(backend: Any, length: int) -> None:
 
 
 def test_a_session_is_made_once_for_a_kind_of_call() -> None:
-    _session.cache_clear()
+    session.cache_clear()
     for n in (2, 3):
         runtime.scaled_dot_product_attention(draw(n, 4), draw(5, 4), draw(5, 4))
-    assert _session.cache_info().misses == 1
+    assert session.cache_info().misses == 1
 
 
 def test_the_runtime_refuses_recurrent_networks_of_doubles() -> None:

@@ -511,9 +511,9 @@ class Untyped(Protocol[Array]):
         (UnknownSize, "size q: expected a name in GLOSSARY, or `axes=` to say what it counts"),
         (UnknownResult, "result: expected sizes that arguments have; got n"),
         (LateBatch, "x: expected *batch first, then sizes; got (*coordinates,)"),
-        (MaskOfFeatures, "drop: expected a mask, whose last axis counts keys or, without keys, steps"),
-        (MaskOfNothing, "drop: expected a mask, whose last axis counts keys or, without keys, steps"),
-        (MaskOfThree, "drop: expected a mask, whose last axis counts keys or, without keys, steps"),
+        (MaskOfFeatures, "drop: expected a mask, whose last axis counts keys, blocks or, without keys, steps"),
+        (MaskOfNothing, "drop: expected a mask, whose last axis counts keys, blocks or, without keys, steps"),
+        (MaskOfThree, "drop: expected a mask, whose last axis counts keys, blocks or, without keys, steps"),
         (BadDefault, "norm: expected a default among ('pre', 'post'); got 'none'"),
         (
             Untyped,
