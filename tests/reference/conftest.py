@@ -61,8 +61,9 @@ def draw_arguments(
             total = number(operation.cumulative[leaf.path])
             return np.linspace(0, total, shape[0]).astype(int)
         if leaf.path in operation.selections:
-            orders = np.argsort(rng.random((*shape[:-1], number(operation.selections[leaf.path]))))
-            return np.where(rng.random(shape) < 2 / 3, orders[..., : shape[-1]], -1)
+            count = number(operation.selections[leaf.path])
+            orders = np.argsort(rng.random((*shape[:-1], max(count, shape[-1]))))[..., : shape[-1]]
+            return np.where((rng.random(shape) < 2 / 3) & (orders < count), orders, -1)
         if leaf.path in operation.generated_below:
             return rng.integers(0, operation.generated_below[leaf.path], shape)
         return rng.integers(0, largest_integer(operation, leaf.path, number) + 1, shape)

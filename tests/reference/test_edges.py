@@ -32,7 +32,7 @@ from tests.budgets import assert_within_budgets
 
 MASKED = [o.name for o in OPERATIONS.values() if "mask" in o.call.names and o.chapter != "kernels"]
 POOLING = [o.name for o in OPERATIONS.values() if o.only_weighs_keys and o.chapter != "kernels"]
-CAUSAL = [o.name for o in OPERATIONS.values() if o.flag]
+CAUSAL = [o.name for o in OPERATIONS.values() if o.flag and o.mask]
 PAIRWISE = [
     (o.name, x.path)
     for o in OPERATIONS.values()
