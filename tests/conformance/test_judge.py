@@ -630,3 +630,13 @@ def test_a_sink_has_all_the_weight_of_a_row_without_keys(declared: str) -> None:
     wrong = right[0].copy()
     wrong[..., 1, :] = arguments.array("value").mean()
     assert judge("grouped_query_attention", (wrong, right[1]), **values, semantics=semantics).worst is not None
+
+
+@pytest.mark.parametrize(
+    ("row", "right"),
+    [([1, 0, 1, 0], True), ([1, 1, 0, 0], True), ([1, 0, 0, 0], False), ([1, 1, 1, 0], False), ([0, 1, 1, 0], False)],
+)
+def test_of_equal_scores_any_are_right_but_not_any_number_of_them(row: list[int], right: bool) -> None:
+    scores = np.array([[3.0, 1, 1, 0], [1, 2, 3, 4]])
+    mask = np.array([row, [0, 0, 1, 1]], bool)
+    assert (judge("top_keys", mask, scores, count=2).worst is None) is right

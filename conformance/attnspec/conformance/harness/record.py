@@ -102,7 +102,7 @@ class Record:
         self, got: Numbers, expected: Expected, part: Part, of: str, row: int | None, index: tuple[int, ...]
     ) -> None:
         actual, right = got[index], expected.value[index]
-        allowed = float(np.broadcast_to(expected.budget, got.shape)[index])
+        allowed = 0.0 if right.dtype == bool else float(np.broadcast_to(expected.budget, got.shape)[index])
         with np.errstate(all="ignore"):
             ratio = float(np.abs(right - np.asarray(actual, right.dtype)) / allowed) if allowed else np.inf
         ratio = ratio if np.isfinite(ratio) else np.inf

@@ -69,11 +69,12 @@ class Comparisons:
                 return
             budget = budget()
         if got.dtype == bool or expected.dtype == bool:
-            # An infinite budget marks a choice that is open, as among equal numbers.
+            # An infinite budget marks a choice that is open, as among equal numbers; their count in a row is not.
             open_ = np.broadcast_to(np.isinf(budget), got.shape)
             self.informative += got.size - int(open_.sum())
             self.not_judged += int(open_.sum())
-            wrong = np.asarray(got != expected) & ~open_
+            miscounted = np.count_nonzero(got, -1) != np.count_nonzero(expected, -1)
+            wrong = np.asarray(got != expected) & ~(open_ & ~miscounted[..., None])
             if wrong.any():
                 self.ratio = np.inf
                 _raise(int(np.argmax(wrong)), got, expected, np.zeros(got.shape), arguments, what)
