@@ -433,7 +433,15 @@ def _probe_by_formulas(question: str) -> None:
         return _observed(subject, samples(subject, rng), question)
 
 
-for _question in ("gru_reset", "gru_update", "lstm_forget_bias", "rms_weight", "rotary_pairs", "rotary_ramp"):
+for _question in (
+    "gelu_form",
+    "gru_reset",
+    "gru_update",
+    "lstm_forget_bias",
+    "rms_weight",
+    "rotary_pairs",
+    "rotary_ramp",
+):
     _probe_by_formulas(_question)
 
 

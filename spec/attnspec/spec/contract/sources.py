@@ -100,6 +100,7 @@ DOSOVITSKIY = Source(
     "Dosovitskiy 2021", "An image is worth 16x16 words: transformers for image recognition at scale (arXiv:2010.11929)"
 )
 GEMMA = Source("Gemma Team 2024", "Gemma 2: improving open language models at a practical size (arXiv:2408.00118)")
+HENDRYCKS = Source("Hendrycks 2016", "Gaussian error linear units (GELUs) (arXiv:1606.08415)")
 JIANG = Source("Jiang 2023", "Mistral 7B (arXiv:2310.06825)")
 KATHAROPOULOS = Source(
     "Katharopoulos 2020",
@@ -124,6 +125,7 @@ RADFORD = Source(
     "Improving language understanding by generative pre-training",
     url="https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf",
 )
+SHAZEER = Source("Shazeer 2020", "GLU variants improve transformer (arXiv:2002.05202)")
 SRIVASTAVA = Source(
     "Srivastava 2014",
     "Dropout: a simple way to prevent neural networks from overfitting",
@@ -164,6 +166,7 @@ PAPERS = (
     DEVLIN,
     DOSOVITSKIY,
     GEMMA,
+    HENDRYCKS,
     JIANG,
     KATHAROPOULOS,
     KIMI,
@@ -176,6 +179,7 @@ PAPERS = (
     PENG,
     PRESS,
     RADFORD,
+    SHAZEER,
     SRIVASTAVA,
     SU,
     VASWANI,
