@@ -16,6 +16,7 @@ FILES: Mapping[str, tuple[str, str]] = {
     "FlashInfer": ("flashinfer-ai/flashinfer", "fb28d7242b3506a2348265962041acc1fb56cca4"),
     "Gemma": ("huggingface/transformers", "00c238bd242b4c6ddfb2c17d4573174ec2daaec8"),
     "gpt-oss": ("huggingface/transformers", "02b8f42b4240dddea1b27c45d2dc95fb2682f841"),
+    "GPT-2": ("huggingface/transformers", "01ae98ae2414210efd0d9ac1ffe78ff21588f1f7"),
     "haiku": ("google-deepmind/dm-haiku", "f4d858a5cbb29140855d68f81f5fd625e078a5ae"),
     "JAX": ("jax-ml/jax", "cec06d116c05f0d52adfceee3d3b730fdbcb0ce5"),
     "Keras": ("keras-team/keras", "3422977a5e38fb2f7709aaa9a08e47f0c43d0f60"),
@@ -36,6 +37,8 @@ FILES: Mapping[str, tuple[str, str]] = {
 TE_ATTENTION = "transformer_engine/pytorch/attention/dot_product_attention"
 TENSORFLOW = "https://www.tensorflow.org/api_docs/java/org/tensorflow/op/core"
 OPENVINO = "https://docs.openvino.ai/2024/documentation/openvino-ir-format/operation-sets/operation-specs/sequence"
+JAX_GELU = "https://github.com/jax-ml/jax/blob/01c36571d74f43f0cabd807ca4271bafa26f1302/jax/_src/nn/functions.py"
+MLX_ACTIVATIONS = "https://github.com/ml-explore/mlx/blob/0252bc64f1fef3bea40f18c4862be8343cf538b7/python/mlx/nn/layers"
 CUDNN_GRU = "https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/contrib/cudnn_rnn/CudnnCompatibleGRUCell"
 TENSORRT = "https://docs.rs/trtx-sys/latest/trtx_sys/enum.CausalMaskKind.html"
 TRANSFORMERS = "https://github.com/huggingface/transformers/blob"
@@ -132,6 +135,12 @@ CELLS: Mapping[str, Cells] = {
         "MLX": ("as-given", "python/mlx/nn/layers/normalization.py"),
         "transformers": ("as-given", "src/transformers/models/llama/modeling_llama.py"),
         "Gemma": ("plus-one", "src/transformers/models/gemma/modeling_gemma.py"),
+    },
+    "gelu_form": {
+        "PyTorch": ("erf", MEASURED),
+        "MLX": ("erf", f"{MLX_ACTIVATIONS}/activations.py"),
+        "JAX": ("tanh", JAX_GELU),
+        "GPT-2": ("tanh", "src/transformers/models/gpt2/configuration_gpt2.py"),
     },
     "rotary_pairs": {
         "xFormers": ("interleaved", "xformers/ops/rope_padded.py#L34"),

@@ -108,6 +108,10 @@ def rms_weight() -> str:
     return "as-given" if row[0, 0].round() == 1 else "plus-one"
 
 
+def gelu_form() -> str:
+    return "erf" if torch.nn.functional.gelu(torch.ones(1)) > 0.8413 else "tanh"
+
+
 def head_groups() -> str:
     query, key = torch.zeros(1, 4, 1, 8), torch.zeros(1, 2, 3, 8)
     value = torch.tensor([1.0, 2.0])[None, :, None, None].expand(1, 2, 3, 8)
@@ -125,7 +129,7 @@ def rejection() -> str:
 
 MEASUREMENTS: list[Callable[[], str]] = [
     fully_masked, no_keys, causal_alignment, masked_nonfinite, attendable_nan, minus_infinity,
-    gru_reset, gru_update, lstm_forget_bias, rms_weight, head_groups, rejection,
+    gru_reset, gru_update, lstm_forget_bias, rms_weight, gelu_form, head_groups, rejection,
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ SIZES = {"n": 3, "m": 5, "h": 3, "heads": 2, "depth": 2}
 KEEPS_DTYPE = {"softmax", "mean_normalization", "average_pooling", "gaussian_scores", "nadaraya_watson", "layer_norm"}
 KEEPS_DTYPE |= {"add_positions", "concat_positions", "concat_output", "embed", "encoder_context"}
 KEEPS_DTYPE |= {"split_heads", "merge_heads", "learned_positions"}
-KEEPS_DTYPE |= {"patchify", "interpolate", "rms_norm", "add_rms_norm", "linear_attention", "short_convolution"}
+KEEPS_DTYPE |= {"patchify", "interpolate", "gelu", "rms_norm", "add_rms_norm", "linear_attention", "short_convolution"}
 KEEPS_DTYPE |= {"merge_attention", "rotary_embedding", "axial_rotary_embedding", "dropout"}
 FLOATING = sorted(name for name, operation in OPERATIONS.items() if operation.differentiable and hasattr(pytorch, name))
 

@@ -31,6 +31,7 @@ from attnspec.spec import (
     EncoderDecoderParameters,
     EncoderLayerParameters,
     FeedForwardParameters,
+    GatedFeedForwardParameters,
     GRUParameters,
     KeyValueCache,
     Kind,
@@ -391,6 +392,11 @@ def perceptron(x: Tensor, parameters: FeedForwardParameters[Tensor]) -> Tensor:
     return (x @ p.w_1.mT + p.b_1).relu() @ p.w_2.mT + p.b_2
 
 
+def gated(x: Tensor, parameters: GatedFeedForwardParameters[Tensor]) -> Tensor:
+    p, gate = parameters, x @ parameters.w_gate.mT
+    return (gate / (1 + (-gate).exp()) * (x @ p.w_up.mT)) @ p.w_down.mT
+
+
 def attended(x: Tensor, memory: Tensor, w: MultiHeadParameters[Tensor], **options: Any) -> Tensor:
     return heads(x, memory, memory, w.w_q, w.w_k, w.w_v, w.w_o, **options)
 
@@ -697,6 +703,8 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "positions_from_mask": counted_tokens,
     "add_rms_norm": lambda x, residual, weight, **how: (rms_normalized(x + residual, weight, **how), x + residual),
     "feed_forward": perceptron,
+    "gelu": lambda x: x * torch.special.ndtr(x),
+    "gated_feed_forward": gated,
     "gru_cell": gru,
     "lstm_cell": lstm,
     **{kind: sequence(kind) for kind in STEPS},

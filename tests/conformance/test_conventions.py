@@ -245,6 +245,11 @@ CONVENTIONS = [
         "RMS weights as given, declared plus one",
     ),
     Convention(
+        {"gelu_form": "tanh"}, "gelu",
+        "GELU by tanh, declared",
+        "GELU by erf, declared tanh",
+    ),
+    Convention(
         {"rotary_pairs": "halves"}, "rotary_embedding",
         "rotary pairs of halves, declared",
         "pairs of halves, undeclared",  # returned interleaved

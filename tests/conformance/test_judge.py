@@ -154,6 +154,7 @@ CHOICES = [
     ("gru_cell", {"gru_update": "candidate"}),
     ("lstm_cell", {"lstm_forget_bias": "plus-one"}),
     ("rms_norm", {"rms_weight": "plus-one"}),
+    ("gelu", {"gelu_form": "tanh"}),
     ("grouped_query_attention", {"head_groups": "interleaved"}),
     ("variable_length_attention", {"head_groups": "interleaved"}),
     ("grouped_query_attention", {"alibi_distances": "signed"}),

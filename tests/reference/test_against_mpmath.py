@@ -181,6 +181,18 @@ def perceptron(x: Row, p: Any) -> list[Any]:
     return [dot(hidden, out) + b for out, b in zip(p.w_2, p.b_2, strict=True)]
 
 
+def normal_probability(x: Any) -> Any:
+    if choice("gelu_form") == "erf":
+        return mp.ncdf(x)
+    return 1 / (1 + mp.exp(-mp.sqrt(8 / mp.pi) * (x + mp.mpf(0.044715) * x**3)))
+
+
+def gated(x: Row, p: Any) -> list[Any]:
+    gates = [dot(x, out) for out in p.w_gate]
+    hidden = [z / (1 + mp.exp(-z)) * dot(x, out) for z, out in zip(gates, p.w_up, strict=True)]
+    return [dot(hidden, out) for out in p.w_down]
+
+
 def projected(x: Rows, memory: Rows, a: dict[str, Any]) -> list[list[Any]]:
     return attend(scaled, linear(x, a["w_q"]), linear(memory, a["w_k"]), linear(memory, a["w_v"]), a)
 
@@ -895,6 +907,8 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
         [x + r for x, r in zip(a["x"], a["residual"], strict=True)]
     ),
     "feed_forward": lambda a: perceptron(a["x"], a["parameters"]),
+    "gelu": lambda a: [x * normal_probability(x) for x in a["x"]],
+    "gated_feed_forward": lambda a: gated(a["x"], a["parameters"]),
     "gru_cell": gru,
     "lstm_cell": lstm,
     **{kind: sequence(cell) for kind, cell in CELLS.items()},

@@ -90,6 +90,10 @@ def test_the_factor_concerns_rms_norms() -> None:
     assert concerned("rms_weight") == {"rms_norm", "add_rms_norm"}
 
 
+def test_the_form_of_gelu_concerns_gelu() -> None:
+    assert concerned("gelu_form") == {"gelu"}
+
+
 def test_the_ramp_concerns_rotary_frequencies() -> None:
     assert concerned("rotary_ramp") == {"rotary_frequencies"}
     assert concerned("padding_positions") == {"positions_from_mask"}

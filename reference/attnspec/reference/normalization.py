@@ -79,6 +79,28 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return result
 
 
+@overridable
+def erf(x: np.ndarray) -> np.ndarray:
+    """2/√π ∫₀ˣ exp(−t²) dt = 2/π ∫₀^∞ exp(−t²) sin(2xt)/t dt, by the trapezoidal rule with steps of 3/16.
+
+    The rule errs by erfc(16π/3 − |x|), below 10⁻²¹ for |x| ≤ 7; beyond 7 the result is ±1 within 10⁻²².
+    """
+    real = x.dtype.type
+    bounded = np.minimum(np.maximum(x, -7), 7)
+    total = real(0.1875) * bounded
+    for n in range(1, 40):
+        t = 0.1875 * n
+        total = total + np.exp(real(-t * t)) / n * np.sin(real(2 * t) * bounded)
+    result: np.ndarray = total / (2 * np.arctan(real(1)))
+    return result
+
+
+def erf_slope(x: np.ndarray) -> np.ndarray:
+    """2/√π exp(−x²), the derivative of erf."""
+    slope: np.ndarray = np.exp(-(x * x)) / np.sqrt(np.arctan(x.dtype.type(1)))
+    return slope
+
+
 @defines(MeanNormalization[np.ndarray])
 def mean_normalization(
     scores: Float[np.ndarray, "*#batch n m"], *, mask: Bool[np.ndarray, "*#batch #n #m"] | None = None

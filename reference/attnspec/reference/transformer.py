@@ -12,10 +12,12 @@ from attnspec.reference.defining.choices import choice
 from attnspec.reference.defining.definition import defines
 from attnspec.reference.masking import joint_mask
 from attnspec.reference.multihead import merge_heads, multi_head_attention
+from attnspec.reference.normalization import erf, sigmoid
 from attnspec.reference.positional import learned_positions, sinusoidal_positional_encoding
 from attnspec.reference.seq2seq import for_every_query, output_distribution
 from attnspec.spec.multihead import MultiHeadParameters
 from attnspec.spec.transformer import (
+    GELU,
     AddRMSNorm,
     CachedDecoderStep,
     DecoderLayer,
@@ -30,6 +32,8 @@ from attnspec.spec.transformer import (
     EncoderStack,
     FeedForward,
     FeedForwardParameters,
+    GatedFeedForward,
+    GatedFeedForwardParameters,
     KeyValueCache,
     LanguageModelParameters,
     LayerNorm,
@@ -48,6 +52,8 @@ __all__ = [
     "encoder_only",
     "encoder_stack",
     "feed_forward",
+    "gated_feed_forward",
+    "gelu",
     "layer_norm",
     "rms_norm",
 ]
@@ -296,4 +302,27 @@ def feed_forward(
     """y = W₂ max(0, W₁x + b₁) + b₂ at every position."""
     hidden = np.maximum(project(x, parameters.w_1) + parameters.b_1, 0)
     result: np.ndarray = project(hidden, parameters.w_2) + parameters.b_2
+    return result
+
+
+@defines(GELU[np.ndarray])
+def gelu(x: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch d"]:
+    """y = ½ x (1 + erf(x/√2)); if `gelu_form` is "tanh", tanh(√(2/π) (x + 0.044715 x³)) replaces erf(x/√2)."""
+    real = x.dtype.type
+    if choice("gelu_form") == "erf":
+        bent = erf(x / np.sqrt(real(2)))
+    else:
+        factor = np.sqrt(1 / (2 * np.arctan(real(1))))
+        bent = np.tanh(factor * (x + real(0.044715) * (x * x * x)))
+    result: np.ndarray = real(0.5) * x * (1 + bent)
+    return result
+
+
+@defines(GatedFeedForward[np.ndarray])
+def gated_feed_forward(
+    x: Float[np.ndarray, "*batch d"], parameters: GatedFeedForwardParameters[np.ndarray]
+) -> Float[np.ndarray, "*batch d"]:
+    """y = W_d (silu(W_g x) ⊙ W_u x) at every position, with silu(z) = z σ(z)."""
+    gate = project(x, parameters.w_gate)
+    result: np.ndarray = project(gate * sigmoid(gate) * project(x, parameters.w_up), parameters.w_down)
     return result

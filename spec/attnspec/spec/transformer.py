@@ -12,10 +12,11 @@ from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.semantics import depends_on
-from attnspec.spec.contract.sources import BA, DEVLIN, GEMMA, RADFORD, S2, S3, S4, VASWANI, ZHANG
+from attnspec.spec.contract.sources import BA, DEVLIN, GEMMA, HENDRYCKS, RADFORD, S2, S3, S4, SHAZEER, VASWANI, ZHANG
 from attnspec.spec.multihead import MultiHeadParameters
 
 __all__ = [
+    "GELU",
     "AddRMSNorm",
     "CachedDecoderStep",
     "DecoderLayer",
@@ -30,6 +31,8 @@ __all__ = [
     "EncoderStack",
     "FeedForward",
     "FeedForwardParameters",
+    "GatedFeedForward",
+    "GatedFeedForwardParameters",
     "KeyValueCache",
     "LanguageModelParameters",
     "LayerNorm",
@@ -155,6 +158,56 @@ class FeedForward(Protocol[Array]):
 
     def __call__(
         self, x: Float[Array, "*batch d"], parameters: FeedForwardParameters[Array]
+    ) -> Float[Array, "*batch d"]: ...
+
+
+@depends_on("gelu_form")
+@operation(
+    "gelu",
+    chapter="transformer",
+    formula=r"y = \tfrac12 x (1 + \operatorname{erf}(x/\sqrt2));\quad \text{by tanh: }"
+    r" y = \tfrac12 x (1 + \tanh(\sqrt{2/\pi}\,(x + 0.044715\,x^3)))",
+    sources=[HENDRYCKS.passage("2 GELU formulation")],
+    axes={"d": Axis.WIDTH},
+)
+class GELU(Protocol[Array]):
+    """Gaussian error linear unit: every feature times the probability that a normal variable is below it.
+
+    Where: The variable has mean 0 and variance 1. The probability is computed by erf, or by an approximation with tanh
+    that differs from GELU by up to 0.0005 (semantics `gelu_form`). The result is in units of x.
+    Domain: x³ does not overflow.
+    Edges: GELU of 0 is 0.
+    """
+
+    def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]: ...
+
+
+@dataclass(frozen=True)
+class GatedFeedForwardParameters(Generic[Array]):
+    """Weights of a gated network with f hidden units, without biases."""
+
+    w_gate: Float[Array, "f d"]
+    w_up: Float[Array, "f d"]
+    w_down: Float[Array, "d f"]
+
+
+@operation(
+    "gated_feed_forward",
+    chapter="transformer",
+    formula=r"y = W_d\,(\operatorname{silu}(W_g x) \odot W_u x),\quad \operatorname{silu}(z) = \frac{z}{1 + e^{-z}}",
+    sources=[SHAZEER.passage("2 Gated linear units (GLU) and variants")],
+    axes={"d": Axis.WIDTH},
+)
+class GatedFeedForward(Protocol[Array]):
+    """Feed-forward network with a gate, SwiGLU: hidden units are products of two projections.
+
+    Where: W_g is `w_gate`, the projection that silu is applied to; W_u is `w_up`, W_d is `w_down`. Weights are
+    (out, in). Llama's `gate_proj`, `up_proj` and `down_proj` are these three. The result is in units of W_d × W_u x.
+    Domain: No sum overflows.
+    """
+
+    def __call__(
+        self, x: Float[Array, "*batch d"], parameters: GatedFeedForwardParameters[Array]
     ) -> Float[Array, "*batch d"]: ...
 
 
@@ -515,6 +568,8 @@ class TransformerOperations(Generic[Array]):
     rms_norm: RMSNorm[Array]
     add_rms_norm: AddRMSNorm[Array]
     feed_forward: FeedForward[Array]
+    gelu: GELU[Array]
+    gated_feed_forward: GatedFeedForward[Array]
     encoder_layer: EncoderLayer[Array]
     encoder_stack: EncoderStack[Array]
     decoder_layer: DecoderLayer[Array]
@@ -532,6 +587,8 @@ class TransformerTable(TypedDict, Generic[Array], total=False):
     rms_norm: RMSNorm[Array]
     add_rms_norm: AddRMSNorm[Array]
     feed_forward: FeedForward[Array]
+    gelu: GELU[Array]
+    gated_feed_forward: GatedFeedForward[Array]
     encoder_layer: EncoderLayer[Array]
     encoder_stack: EncoderStack[Array]
     decoder_layer: DecoderLayer[Array]

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend as dot_attention
@@ -19,6 +20,7 @@ from attnspec.backends.pytorch.runtime.ranges import refuse_out_of_range
 from attnspec.backends.pytorch.runtime.tables import embedding_rows
 from attnspec.backends.pytorch.seq2seq import token_probabilities
 from attnspec.spec import (
+    GELU,
     AddRMSNorm,
     CachedDecoderStep,
     DecoderLayer,
@@ -33,6 +35,8 @@ from attnspec.spec import (
     EncoderStack,
     FeedForward,
     FeedForwardParameters,
+    GatedFeedForward,
+    GatedFeedForwardParameters,
     KeyValueCache,
     LanguageModelParameters,
     LayerNorm,
@@ -53,6 +57,8 @@ __all__ = [
     "encoder_only",
     "encoder_stack",
     "feed_forward",
+    "gated_feed_forward",
+    "gelu",
     "layer_norm",
     "rms_norm",
 ]
@@ -62,6 +68,8 @@ _rms_norm = Check("rms_norm")
 _add_rms_norm = Check("add_rms_norm")
 _encoder_stack = Check("encoder_stack")
 _feed_forward = Check("feed_forward")
+_gelu = Check("gelu")
+_gated_feed_forward = Check("gated_feed_forward")
 _encoder_layer = Check("encoder_layer")
 _decoder_layer = Check("decoder_layer")
 _decoder_stack = Check("decoder_stack")
@@ -127,6 +135,26 @@ def feed_forward(x: Float[Tensor, "*batch d"], parameters: FeedForwardParameters
     """Two linear layers with ReLU in between; half dtypes in float32."""
     _feed_forward(x, parameters)
     return _apply_network(x, parameters).to(x.dtype)
+
+
+@implements(GELU[Tensor])
+@ignores_autocast
+def gelu(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+    """PyTorch's GELU by erf; half dtypes in float32."""
+    _gelu(x)
+    return functional.gelu(upcast(x)).to(x.dtype)
+
+
+@implements(GatedFeedForward[Tensor])
+@follows_autocast
+def gated_feed_forward(
+    x: Float[Tensor, "*batch d"], parameters: GatedFeedForwardParameters[Tensor]
+) -> Float[Tensor, "*batch d"]:
+    """Three linear layers, silu of the gate; half dtypes in float32."""
+    _gated_feed_forward(x, parameters)
+    p = parameters
+    hidden = functional.silu(wide_linear(x, p.w_gate)) * wide_linear(x, p.w_up)
+    return wide_linear(hidden, p.w_down).to(x.dtype)
 
 
 @implements(EncoderLayer[Tensor])

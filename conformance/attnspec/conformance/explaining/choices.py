@@ -36,6 +36,8 @@ VISIBLE_EFFECTS = {
     ("lstm_forget_bias", "plus-one"): "1 is added to the forget gate's bias",
     ("rms_weight", "as-given"): "The weight of RMS normalization is its factor",
     ("rms_weight", "plus-one"): "1 is added to the weight of RMS normalization",
+    ("gelu_form", "erf"): "GELU is computed by erf",
+    ("gelu_form", "tanh"): "GELU is approximated with tanh",
     ("head_groups", "blocks"): "Consecutive query heads share a key head",
     ("head_groups", "interleaved"): "Query heads take key heads in turn",
     ("alibi_distances", "absolute"): "Linear biases penalise the distance |i − j|",

@@ -434,6 +434,7 @@ def _probe_by_formulas(question: str) -> None:
 
 
 for _question in (
+    "gelu_form",
     "gru_reset",
     "gru_update",
     "lstm_forget_bias",

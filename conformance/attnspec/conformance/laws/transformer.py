@@ -22,6 +22,7 @@ from attnspec.conformance.laws.common import (
     select_rows,
     sum_budgets,
     wide,
+    with_arrays,
     without_layers,
 )
 from attnspec.conformance.laws.ensembles import (
@@ -43,6 +44,7 @@ from attnspec.spec.transformer import (
     DecoderOnly,
     EncoderLayerParameters,
     FeedForwardParameters,
+    GatedFeedForwardParameters,
     LanguageModelParameters,
     LayerNorm,
     LayerNormParameters,
@@ -53,6 +55,9 @@ LARGE_SPREAD = 2.0**13
 
 OFFSETS = {"float64": 1024.0, "float32": 1024.0, "float16": 256.0, "bfloat16": 32.0}
 """Offsets, by dtype; adding them to multiples of ¼ up to 4 is exact."""
+
+TAIL = 16.0
+"""Magnitude from which GELU is the identity or 0, far within every dtype's roundoff."""
 
 Layer: TypeAlias = EncoderLayerParameters[np.ndarray] | DecoderLayerParameters[np.ndarray]
 
@@ -241,6 +246,59 @@ def relu_homogeneity(subject: Subject, arguments: Arguments, rng: np.random.Gene
     expected, budget = (2 * wide(subject.call(linear)), 2 * subject.budget(linear) + subject.budget(larger))
     subject.demand_match(subject.call(larger), expected, budget, larger, "of twice the input, the result")
     return bool(expected.size)
+
+
+@checks(law.GELU_ODD_PART)
+def gelu_odd_part(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Subtract the result of the rows with all signs changed."""
+    path, x = _row_array(arguments)
+    changed = arguments.replaced({path: -x})
+    difference = wide(subject.call(arguments)) - wide(subject.call(changed))
+    budget = subject.budget(arguments) + subject.budget(changed)
+    subject.demand_match(difference, wide(x), budget, changed, "GELU of x less GELU of −x")
+    return bool(x.size)
+
+
+@checks(law.GELU_TAILS)
+def gelu_tails(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Move all features away from 0, by 16."""
+    path, x = _row_array(arguments)
+    far = arguments.replaced({path: subject.exact(wide(x) + np.where(wide(x) < 0, -TAIL, TAIL))})
+    expected = np.maximum(wide(far.array(path)), 0)
+    subject.demand_match(subject.call(far), expected, subject.budget(far), far, "of features beyond ±16, GELU")
+    return bool(x.size)
+
+
+@checks(law.GELU_OF_EACH_FEATURE)
+def gelu_of_each_feature(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Reverse the order of the features."""
+    path, x = _row_array(arguments)
+    reversed_order = arguments.replaced({path: x[..., ::-1].copy()})
+    expected, budget = wide(subject.call(arguments))[..., ::-1], 2 * subject.budget(arguments)[..., ::-1]
+    title = "of features in reverse order, GELU in reverse order"
+    subject.demand_match(subject.call(reversed_order), expected, budget, reversed_order, title)
+    return x.shape[-1] > 1
+
+
+@checks(law.UP_PROJECTION_IS_LINEAR)
+def up_projection_is_linear(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Double the weights of the up-projection."""
+    w_up = parameters_of(arguments, GatedFeedForwardParameters).w_up
+    larger = with_arrays(arguments, [(w_up, subject.exact(2 * wide(w_up)))])
+    if not subject.in_domain(larger):
+        return False
+    expected, budget = 2 * wide(subject.call(arguments)), 2 * subject.budget(arguments) + subject.budget(larger)
+    subject.demand_match(subject.call(larger), expected, budget, larger, "with twice the up-projection, the result")
+    return bool(expected.size)
+
+
+@checks(law.CLOSED_GATE)
+def closed_gate(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Set the weights of the gate to 0."""
+    closed = filled_with(arguments, [(parameters_of(arguments, GatedFeedForwardParameters).w_gate, 0)])
+    got = subject.call(closed)
+    subject.demand_match(got, np.zeros(got.shape), subject.budget(closed), closed, "with a gate of 0, the result")
+    return bool(got.size)
 
 
 @checks(law.STACK_IS_COMPOSITION)

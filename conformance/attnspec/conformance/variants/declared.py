@@ -36,7 +36,15 @@ from attnspec.spec.recurrent import (
 )
 from attnspec.spec.scoring import DotScores
 from attnspec.spec.seq2seq import BahdanauContext
-from attnspec.spec.transformer import AddRMSNorm, CachedDecoderStep, DecoderLayer, DecoderOnly, EncoderStack, RMSNorm
+from attnspec.spec.transformer import (
+    GELU,
+    AddRMSNorm,
+    CachedDecoderStep,
+    DecoderLayer,
+    DecoderOnly,
+    EncoderStack,
+    RMSNorm,
+)
 
 
 @variant(
@@ -370,6 +378,16 @@ class RMSPlusOne(Formulas):
     def rms_factor(self, weight: Numbers) -> Numbers:
         """The weight plus 1."""
         return 1 + weight
+
+
+@variant("GELU by tanh, declared", operations=(GELU,), declares={"gelu_form": "tanh"})
+class GELUByTanh(Formulas):
+    """The probability is approximated with tanh, as in GPT-2."""
+
+    def normal_probability(self, x: Numbers) -> Numbers:
+        """(1 + tanh(√(2/π) x (1 + 0.044715 x²)))/2."""
+        real = x.dtype.type
+        return real(0.5) * (1 + np.tanh(real(np.sqrt(2 / np.pi)) * x * (1 + real(0.044715) * (x * x))))
 
 
 @variant(

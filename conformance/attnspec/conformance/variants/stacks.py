@@ -6,12 +6,14 @@ from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.variants.registry import variant
 from attnspec.spec.transformer import (
+    GELU,
     AddRMSNorm,
     DecoderLayer,
     EncoderLayer,
     EncoderStack,
     FeedForward,
     FeedForwardParameters,
+    GatedFeedForward,
     LayerNorm,
     LayerNormParameters,
     RMSNorm,
@@ -77,6 +79,30 @@ class ReciprocalRootMeanSquare(Formulas):
     def rms_norm(self, x: Numbers, weight: Numbers, *, epsilon: float = 1e-6) -> Numbers:
         """RMS normalization with one division per row."""
         return x * (1 / self.root_mean_square(x, epsilon)) * self.rms_factor(weight)
+
+
+@variant("erf by a polynomial of 1/(1 + p|x|)", operations=(GELU,), dtypes=("float32",), differentiable=False)
+class PolynomialErf(Formulas):
+    """erf is formula 7.1.26 of Abramowitz and Stegun, with an error of up to 1.5 · 10⁻⁷, as in ONNX Runtime."""
+
+    def erf(self, x: Numbers) -> Numbers:
+        """1 − t P(t) exp(−x²) with t = 1/(1 + p|x|), with the sign of x."""
+        real = x.dtype.type
+        t = 1 / (1 + real(0.3275911) * np.abs(x))
+        polynomial = np.zeros_like(t)
+        for coefficient in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
+            polynomial = (polynomial + real(coefficient)) * t
+        return np.sign(x) * (1 - polynomial * np.exp(-(x * x)))
+
+
+@variant("silu divides by 1 + exp(−z)", operations=(GatedFeedForward,))
+class DividedSilu(Formulas):
+    """silu is z/(1 + exp(−z)), in both ranges of z from an exponential of at most 1."""
+
+    def silu(self, x: Numbers) -> Numbers:
+        """z/(1 + exp(−z)), and z exp(z)/(exp(z) + 1) where z is negative."""
+        decayed = np.exp(-np.abs(x))
+        return x * np.where(x < 0, decayed, x.dtype.type(1)) / (1 + decayed)
 
 
 @variant(

@@ -17,6 +17,7 @@ from attnspec.reference.budget.numbers import COMPARISONS, JOINS, MOVES, Numbers
 from attnspec.reference.budget.softmax import statistical_weights
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.reference.defining.duck_array import DuckArray
+from attnspec.reference.normalization import erf_slope
 
 Backward = Callable[[Statistical], Sequence[Statistical | None]]
 
@@ -148,7 +149,7 @@ class Traced(DuckArray):
         name = getattr(function, "__name__", "")
         if name in ("softmax", "log_softmax", "log_sum_exp"):
             return getattr(args[0], f"_{name}")(attendable_softmax(args[0].result.value, kwargs.get("mask")))
-        if name in ("sigmoid", "step_factors", "decayed_state", "written_state"):
+        if name in ("sigmoid", "erf", "step_factors", "decayed_state", "written_state"):
             return getattr(args[0], f"_{name}")(*args[1:])
         return NotImplemented
 
@@ -186,6 +187,10 @@ class Traced(DuckArray):
     def _sigmoid(self) -> "Traced":
         half = self.dtype.type(0.5)
         return Traced(self.result._sigmoid(), [half * (1 + np.tanh(half * self))], lambda g: [g])
+
+    def _erf(self) -> "Traced":
+        slope = erf_slope(self.result)
+        return Traced(self.result._erf(), [self], lambda g: [g * slope])
 
     def _step_factors(self) -> "Traced":
         factors = self.result._step_factors()

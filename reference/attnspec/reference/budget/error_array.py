@@ -337,7 +337,7 @@ class Approximate(DuckArray):
         name = getattr(function, "__name__", "")
         if name in ("softmax", "log_softmax", "log_sum_exp"):
             return getattr(args[0], f"_{name}")(attendable_softmax(args[0].value, kwargs.get("mask")))
-        if name in ("greatest", "highest", "sigmoid", "step_factors", "decayed_state", "written_state"):
+        if name in ("greatest", "highest", "sigmoid", "erf", "step_factors", "decayed_state", "written_state"):
             return getattr(args[0], f"_{name}")(*args[1:])
         return NotImplemented
 
@@ -367,6 +367,9 @@ class Approximate(DuckArray):
         half = self.dtype.type(0.5)
         by_tanh: Self = half * (1 + np.tanh(half * self))
         return by_tanh._with(sigmoid(self.value), by_tanh.error, scale=by_tanh.scale, equal_terms=by_tanh.equal_terms)
+
+    def _erf(self) -> Self:
+        raise TypeError(f"{type(self).__name__} has no rule for erf")
 
     def _step_factors(self) -> Self:
         """e^g of every step (…, t, d), from differences of sums of decays."""

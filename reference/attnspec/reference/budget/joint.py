@@ -65,6 +65,9 @@ class Joint(Approximate):
     def _sigmoid(self) -> Self:
         return type(self)(self.estimate._sigmoid(), self.bound._sigmoid())
 
+    def _erf(self) -> Self:
+        return type(self)(self.estimate._erf(), self.bound._erf())
+
     def _log_sum_exp(self, softmax: Softmax) -> Self:
         return type(self)(self.estimate._log_sum_exp(softmax), self.bound._log_sum_exp(softmax))
 

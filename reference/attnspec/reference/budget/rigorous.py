@@ -25,6 +25,7 @@ from attnspec.reference.budget.softmax import (
     rigorous_sums,
     rigorous_weights,
 )
+from attnspec.reference.normalization import erf, erf_slope
 
 _EXP = 4.0
 """Error bound of an exponential, a sine or a cosine, in unit roundoffs."""
@@ -33,6 +34,8 @@ _TANH = 8.0
 """Absolute error bound of tanh, in unit roundoffs. 1 − 2r with r = 1/(1 + exp 2x) counts each rounding of r twice, and
 r has four roundings where two terms share one division."""
 
+_ERF = 8.0
+"""Absolute error bound of erf, in unit roundoffs. The usual polynomial of 1/(1 + p|x|) errs by 2.5 in float32."""
 
 LEAST_SQUARES = 2.0**-900
 """Sum of squares below which some squares may have underflowed."""
@@ -133,6 +136,11 @@ class Rigorous(Approximate):
         slope = 1 - np.tanh(nearest) ** 2
         error = np.minimum(a.error * slope, 2.0) + _TANH * self.precision.accumulation
         return self._computed(value, error + self.precision.tanh * np.abs(value), scale=np.ones(value.shape))
+
+    def _erf(self) -> Self:
+        slope = erf_slope(np.maximum(self.magnitude - self.error, 0))
+        error = np.minimum(self.error * slope, 2.0) + _ERF * self.precision.accumulation
+        return self._computed(erf(self.value), error, scale=np.ones(self.shape))
 
     def _sin(self, value: Numbers, a: Self) -> Self:
         return self._rounded(value, np.minimum(a.error, 2.0), _EXP)

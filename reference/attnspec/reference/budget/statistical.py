@@ -18,6 +18,7 @@ from attnspec.reference.budget.softmax import (
     statistical_sums,
     statistical_weights,
 )
+from attnspec.reference.normalization import erf, erf_slope
 
 LEAST = 2.0**-510
 """The smallest standard deviation in use: the square of a smaller one may underflow to 0 in double."""
@@ -143,6 +144,11 @@ class Statistical(Approximate):
         slope = 1 - np.tanh(nearest) ** 2
         error = np.sqrt((slope * a.error) ** 2 + u**2 + (fast * r) ** 2)
         return self._computed(value, error, scale=np.ones_like(r))
+
+    def _erf(self) -> Self:
+        slope = erf_slope(np.maximum(self.magnitude - WIDTH * self.error, 0))
+        error = np.hypot(slope * self.error, self.precision.accumulation)
+        return self._computed(erf(self.value), error, scale=np.ones(self.shape), equal_terms=self.equal_terms)
 
     def _sin(self, value: Numbers, a: Self) -> Self:
         return self._rounded(value, (np.cos(as_double(a.value)) * a.error) ** 2, 1.0)

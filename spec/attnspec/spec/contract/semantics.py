@@ -190,6 +190,9 @@ class Semantics:
     rms_weight: Literal["as-given", "plus-one"] = question(
         "as-given", "Is the weight of RMS normalization a factor as it is given, or with 1 more?"
     )
+    gelu_form: Literal["erf", "tanh"] = question(
+        "erf", "Is GELU computed by the error function, or by its approximation with tanh?"
+    )
     rotary_pairs: Literal["interleaved", "halves"] = question(
         "interleaved", "Does a rotary embedding turn features 2i and 2i + 1 together, or i and i + d/2?"
     )

@@ -104,6 +104,7 @@ DOSOVITSKIY = Source(
 )
 GEMMA = Source("Gemma Team 2024", "Gemma 2: improving open language models at a practical size (arXiv:2408.00118)")
 GU = Source("Gu 2023", "Mamba: linear-time sequence modeling with selective state spaces (arXiv:2312.00752)")
+HENDRYCKS = Source("Hendrycks 2016", "Gaussian error linear units (GELUs) (arXiv:1606.08415)")
 JIANG = Source("Jiang 2023", "Mistral 7B (arXiv:2310.06825)")
 KATHAROPOULOS = Source(
     "Katharopoulos 2020",
@@ -128,6 +129,7 @@ RADFORD = Source(
     "Improving language understanding by generative pre-training",
     url="https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf",
 )
+SHAZEER = Source("Shazeer 2020", "GLU variants improve transformer (arXiv:2002.05202)")
 SRIVASTAVA = Source(
     "Srivastava 2014",
     "Dropout: a simple way to prevent neural networks from overfitting",
@@ -174,6 +176,7 @@ PAPERS = (
     DOSOVITSKIY,
     GEMMA,
     GU,
+    HENDRYCKS,
     JIANG,
     KATHAROPOULOS,
     KIMI,
@@ -186,6 +189,7 @@ PAPERS = (
     PENG,
     PRESS,
     RADFORD,
+    SHAZEER,
     SRIVASTAVA,
     SU,
     TRANSFORMERS,

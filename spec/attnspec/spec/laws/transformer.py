@@ -1,9 +1,10 @@
 """Laws of transformers."""
 
 from attnspec.spec.contract.law import law, of
-from attnspec.spec.contract.sources import BA, GEMMA, S2, S3, VASWANI, ZHANG
+from attnspec.spec.contract.sources import BA, GEMMA, HENDRYCKS, S2, S3, SHAZEER, VASWANI, ZHANG
 from attnspec.spec.recurrent import StackedGRU, StackedLSTM, StackedRNN
 from attnspec.spec.transformer import (
+    GELU,
     AddRMSNorm,
     CachedDecoderStep,
     DecoderLayer,
@@ -14,6 +15,7 @@ from attnspec.spec.transformer import (
     EncoderOnly,
     EncoderStack,
     FeedForward,
+    GatedFeedForward,
     LayerNorm,
     RMSNorm,
 )
@@ -82,6 +84,41 @@ RELU_HOMOGENEITY = law(
     formula=r"b_1 = b_2 = 0 \Rightarrow f(2x) = 2 f(x)",
     governs=of(FeedForward),
     sources=[VASWANI.passage("3.3")],
+)
+GELU_ODD_PART = law(
+    "transformer.gelu-odd-part",
+    "GELU of x less GELU of −x is x.",
+    formula=r"f(x) - f(-x) = x",
+    governs=of(GELU),
+    sources=[HENDRYCKS.passage("2 GELU formulation")],
+)
+GELU_TAILS = law(
+    "transformer.gelu-tails",
+    "From 16 on, GELU is the identity; from −16 down it is 0.",
+    formula=r"|x| \ge 16 \Rightarrow f(x) = \max(x, 0)",
+    governs=of(GELU),
+    sources=[HENDRYCKS.passage("2 GELU formulation")],
+)
+GELU_OF_EACH_FEATURE = law(
+    "transformer.gelu-of-each-feature",
+    "GELU of a feature depends on no other feature: features in reverse order have their results in reverse order.",
+    formula=r"f(Px) = P f(x)",
+    governs=of(GELU),
+    sources=[HENDRYCKS.passage("2 GELU formulation")],
+)
+UP_PROJECTION_IS_LINEAR = law(
+    "transformer.up-projection-is-linear",
+    "Doubling the weights of the up-projection doubles the result of a gated network.",
+    formula=r"f(x; W_g, 2 W_u, W_d) = 2 f(x; W_g, W_u, W_d)",
+    governs=of(GatedFeedForward),
+    sources=[SHAZEER.passage("2 Gated linear units (GLU) and variants")],
+)
+CLOSED_GATE = law(
+    "transformer.closed-gate",
+    "Where the gate's weights are 0, a gated network gives 0.",
+    formula=r"W_g = 0 \Rightarrow f(x) = 0",
+    governs=of(GatedFeedForward),
+    sources=[SHAZEER.passage("2 Gated linear units (GLU) and variants")],
 )
 STACK_IS_COMPOSITION = law(
     "transformer.stack-is-composition",

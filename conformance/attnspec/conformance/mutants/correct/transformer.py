@@ -15,6 +15,7 @@ from attnspec.spec.transformer import (
     EncoderDecoderParameters,
     EncoderLayerParameters,
     FeedForwardParameters,
+    GatedFeedForwardParameters,
     KeyValueCache,
     LanguageModelParameters,
     LayerNormParameters,
@@ -280,3 +281,51 @@ class Transformer(Seq2Seq, Positional, MultiHead):
     def relu(self, x: Numbers) -> Numbers:
         """ReLU."""
         return np.maximum(x, x.dtype.type(0))
+
+    def gelu(self, x: Numbers) -> Numbers:
+        """x times the probability that a normal variable is below it."""
+        return x * self.normal_probability(x)
+
+    def normal_probability(self, x: Numbers) -> Numbers:
+        """Φ(x), by erf or by tanh as ``gelu_form`` says."""
+        return self.probability_by_erf(x) if choice("gelu_form") == "erf" else self.probability_by_tanh(x)
+
+    def probability_by_erf(self, x: Numbers) -> Numbers:
+        """(1 + erf(x/√2))/2."""
+        real = x.dtype.type
+        return real(0.5) * (1 + self.erf(x * real(np.sqrt(0.5))))
+
+    def probability_by_tanh(self, x: Numbers) -> Numbers:
+        """(1 + tanh(√(2/π) (x + 0.044715 x³)))/2."""
+        real = x.dtype.type
+        return real(0.5) * (1 + np.tanh(self.tanh_argument(x)))
+
+    def tanh_argument(self, x: Numbers) -> Numbers:
+        """√(2/π) (x + 0.044715 x³)."""
+        real = x.dtype.type
+        return real(np.sqrt(2 / np.pi)) * (x + real(0.044715) * (x * x * x))
+
+    def erf(self, x: Numbers) -> Numbers:
+        """The error function: a Fourier series of period 16, exact within ±7."""
+        real = x.dtype.type
+        bounded = np.minimum(np.maximum(x, real(-7)), real(7))
+        step = np.pi / 16
+        total = bounded * real(step)
+        for n in range(1, 40):
+            total = total + np.sin(bounded * real(2 * n * step)) * real(np.exp(-((n * step) ** 2)) / n)
+        return total * real(2 / np.pi)
+
+    def gated_feed_forward(self, x: Numbers, parameters: GatedFeedForwardParameters[Numbers]) -> Numbers:
+        """Down-projection of the gated hidden units."""
+        p, rows = parameters, x[..., None, :]
+        hidden = self.gated_units(self.project(rows, p.w_gate), self.project(rows, p.w_up))
+        return self.project(hidden, p.w_down)[..., 0, :]
+
+    def gated_units(self, gate: Numbers, up: Numbers) -> Numbers:
+        """The up-projection times silu of the gate."""
+        return self.silu(gate) * up
+
+    def silu(self, x: Numbers) -> Numbers:
+        """x times the logistic function."""
+        half = x.dtype.type(0.5)
+        return x * (half * (1 + np.tanh(half * x)))
