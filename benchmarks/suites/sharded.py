@@ -47,7 +47,7 @@ def on_ranks(method: str, mode: str, inputs: Sequence[Tensor]) -> Call:
     output = query.new_empty(*query.shape[:-1], value.shape[-1])
     results = [output, *([] if mode == FORWARD else map(torch.empty_like, inputs))]
     for x in (*inputs, *results):
-        x.share_memory_()
+        x.share_memory_()  # type: ignore[no-untyped-call]
 
     def call() -> Sequence[Tensor]:
         _answered(method)

@@ -210,7 +210,9 @@ SIZES: dict[str, Any] = {"heads": 4, "heads_k": 2, "d": 3, "d_v": 5}
 
 @pytest.mark.parametrize("divide", DIVISIONS)
 def test_without_delays_a_simulated_pass_takes_the_time_of_the_slowest_rank(divide: Any) -> None:
-    shards, fast, slow = divide(32, 4), {"flops": 1.0, "bandwidth": 1e30}, {"flops": 1e30, "bandwidth": 1.0}
+    shards = divide(32, 4)
+    fast: dict[str, Any] = {"flops": 1.0, "bandwidth": 1e30}
+    slow: dict[str, Any] = {"flops": 1e30, "bandwidth": 1.0}
     operations = 2 * 4 * (3 + 5) * costs.pairs(shards, shards, True)
     gathering, ring = (partial(distributed.forward_seconds, x, shards, shards) for x in ("all-gather", "ring"))
     assert gathering(**SIZES, **fast, causal=True) == operations.sum(1).max()

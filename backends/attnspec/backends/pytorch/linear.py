@@ -31,7 +31,7 @@ LEAST, LEAST_OF_VECTORS = -750.0, -88.0
 """Decays in place of lower ones: their exponentials are 0, or below float32's normal numbers where g is float32."""
 
 SEGMENT = 4 * CHUNK
-"""Steps whose chunks are prepared together on a CPU, so that they stay in its caches."""
+"""Steps whose chunks are prepared together on a CPU, to stay in its caches."""
 
 MOST_SINGLE_STEPS = 4
 """Most steps that are computed one by one, with less overhead than a chunk."""

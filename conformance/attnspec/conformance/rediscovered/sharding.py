@@ -1,6 +1,6 @@
 """Rediscovered defects of sequences sharded among ranks, transcribed for few ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -118,7 +118,10 @@ def sums_of_exponentials(correct: Formulas, outputs: Numbers, log_sum_exps: Numb
 def exponential_of_the_difference(
     correct: Formulas, outputs: Numbers, log_sum_exps: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """ℓ + log(1 + e^(ℓ' − ℓ)) overflows if a later block's log-sum-exp is larger by 89: it is ∞, and weights are 0."""
+    """e^(ℓ' − ℓ) overflows if a later block's log-sum-exp is larger by 89.
+
+    The merged log-sum-exp is then ∞, and all weights are 0.
+    """
     logarithms = value_of(log_sum_exps).astype(np.float64)
     before = np.logaddexp.accumulate(logarithms, -1)[..., :-1]
     rises = np.where(np.isfinite(before), logarithms[..., 1:] - before, 0).max(-1, initial=0)
@@ -127,7 +130,7 @@ def exponential_of_the_difference(
     )
 
 
-def _where(rows: Any, output: float, logarithm: float) -> Any:
+def _where(rows: Any, output: float, logarithm: float) -> Callable[[Numbers, Numbers], tuple[Numbers, Numbers]]:
     """Function that replaces results in these rows."""
 
     def replaced(merged: Numbers, logarithms: Numbers) -> tuple[Numbers, Numbers]:

@@ -1,4 +1,4 @@
-"""Bytes that a rank sends, collectives that it calls, and the time of all ranks, for attention by each method."""
+"""Bytes and collectives of a rank, and simulated times of all ranks, by method."""
 
 from functools import lru_cache
 from typing import NamedTuple
