@@ -24,7 +24,7 @@ def test_segments_are_joined(options: tuple[str, ...], features: int) -> None:
     tensors: dict[str, Any] = {name: from_numpy(x, device="cpu") for name, x in arguments.items()}
     results = tuple(map(to_numpy, pytorch.linear_attention(**tensors)))
     assert_within_budgets(results, "linear_attention", **arguments, informative=False)
-    weights = tuple(np.float32(draw.standard_normal(np.shape(x))) for x in results)
+    weights: Any = tuple(draw.standard_normal(np.shape(x)).astype(np.float32) for x in results)
     computed = gradients(pytorch.linear_attention, tensors, tuple(from_numpy(x, device="cpu") for x in weights))
     assert_gradients_within_budgets(
         {path: to_numpy(x) for path, x in computed.items()}, weights, "linear_attention", **arguments, informative=False
