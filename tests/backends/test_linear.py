@@ -20,11 +20,11 @@ def test_segments_are_joined(options: tuple[str, ...], features: int) -> None:
     shapes = {"query": (2, STEPS, 2), "key": (1, STEPS, 2), "value": (1, STEPS, 3), "state": (1, 2, 3)}
     arguments: dict[str, Any] = {name: draw.standard_normal(shape) / 2 for name, shape in shapes.items()}
     arguments |= {"decay": -draw.random((1, STEPS, features)), "beta": draw.random((1, STEPS))}
-    arguments = {name: np.asarray(x, np.float32) for name, x in arguments.items() if name in (*shapes, *options)}
+    arguments = {name: np.float32(x) for name, x in arguments.items() if name in (*shapes, *options)}
     tensors: dict[str, Any] = {name: from_numpy(x, device="cpu") for name, x in arguments.items()}
     results = tuple(map(to_numpy, pytorch.linear_attention(**tensors)))
     assert_within_budgets(results, "linear_attention", **arguments, informative=False)
-    weights = tuple(np.asarray(draw.standard_normal(x.shape), np.float32) for x in results)
+    weights: Any = tuple(draw.standard_normal(np.shape(x)).astype(np.float32) for x in results)
     computed = gradients(pytorch.linear_attention, tensors, tuple(from_numpy(x, device="cpu") for x in weights))
     assert_gradients_within_budgets(
         {path: to_numpy(x) for path, x in computed.items()}, weights, "linear_attention", **arguments, informative=False
