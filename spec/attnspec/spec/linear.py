@@ -84,9 +84,9 @@ class ShortConvolution(Protocol[Array]):
     """Causal depthwise convolution of a sequence, as before linear attention: outputs and the final state.
 
     Where: k is 1 + `past`, the number of taps; the last one multiplies the current input (taps are not reversed). Every
-    feature has its own weights. S is `state`, the k − 1 inputs before the first one, the latest last; zeros begin a sequence.
-    The final state is the last k − 1 inputs, S included. b is `bias`, 0 if not given. No activation is applied. The
-    output is in units of x × weight.
+    feature has its own weights. S is `state`, the k − 1 inputs before the first one, the latest last; zeros begin a
+    sequence. The final state is the last k − 1 inputs, S included. b is `bias`, 0 if not given. No activation is
+    applied. The output is in units of x × weight.
     Domain: Sums do not overflow.
     Edges: With one tap the state is empty.
     """
