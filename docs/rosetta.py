@@ -200,8 +200,8 @@ out why weights trained in one library give other results in another.
 
 - A name links to the line, or to the page, that says so. **Bold** names are measured: PyTorch by
   `tests/test_rosetta.py`, JAX by `tests/backends/test_jax_native.py`. The outputs that ONNX's own node tests expect of
-  Attention (opsets 23 to 25), LinearAttention, RMSNormalization, GRU, LSTM and RNN are within our budgets
-  (`tests/backends/test_onnx_nodes.py`); none of our operations has the peepholes of one test of LSTM.
+  Attention (opsets 23 to 25), CausalConvWithState, LinearAttention, RMSNormalization, GRU, LSTM and RNN are within our
+  budgets (`tests/backends/test_onnx_nodes.py`); none of our operations has the peepholes of one test of LSTM.
 - “–” means that no library is known to us that makes this choice by default. A library that is missing at a question
   has nothing of the kind, leaves it open, or was not read.
 - Options change many of these defaults. Keras has `reset_after=False`, ONNX `linear_before_reset`, and rotary

@@ -1,4 +1,4 @@
-"""ONNX's own node tests of attention, recurrent networks and RMS norms: their outputs lie within our budgets.
+"""ONNX's own node tests of attention, convolutions, recurrent networks and RMS norms: outputs within our budgets.
 
 In 16 bits ONNX scales both factors of a product and stores scores, as the `eager` classes do.
 """
@@ -30,7 +30,7 @@ LACKING = {"test_lstm_with_peepholes": "P"}
 """Cases with an input that no operation of ours has: P holds peepholes, by which gates read the state of the cell."""
 
 # Each import adds the cases of one operator.
-for module in ("attention", "gru", "linear_attention", "lstm", "rmsnormalization", "rnn"):
+for module in ("attention", "causal_conv_with_state", "gru", "linear_attention", "lstm", "rmsnormalization", "rnn"):
     importlib.import_module(f"{onnx_cases.__name__}.{module}")
 # Cases with more nodes repeat another one with the operator's definition.
 CASES = {case.name: case for case in onnx_cases._NodeTestCases if len(case.model.graph.node) == 1}
@@ -134,6 +134,22 @@ def linear_attention(attributes: Named, inputs: Named, outputs: Named) -> Iterat
     yield (in_heads(outputs["output"], heads), outputs["present_state"]), "linear_attention", arguments
 
 
+def convolution(attributes: Named, inputs: Named, outputs: Named) -> Iterator[Comparison]:
+    """Yield the comparison of CausalConvWithState, whose features come before its steps."""
+    assert set(attributes) <= {"activation"}
+    x, weight = inputs["input"].swapaxes(1, 2), inputs["weight"][:, 0]
+    zeros = np.zeros((len(x), x.shape[-1], weight.shape[-1] - 1), x.dtype)
+    arguments = {"x": x, "weight": weight, "state": inputs.get("past_state", zeros).swapaxes(1, 2)}
+    arguments |= {"bias": inputs.get("bias")}
+
+    def activated(x: Any, weight: Any, state: Any, bias: Any = None) -> tuple[Any, Any]:
+        output, final = reference.short_convolution(x, weight, state, bias=bias)
+        return output / (1 + np.exp(-output)), final
+
+    formula = activated if attributes.get("activation", b"none") in (b"silu", b"swish") else "short_convolution"
+    yield (outputs["output"].swapaxes(1, 2), outputs["present_state"].swapaxes(1, 2)), formula, arguments
+
+
 def rms_normalization(attributes: Named, inputs: Named, outputs: Named) -> Iterator[Comparison]:
     """Yield the comparison of RMSNormalization over the last dimensions, as one."""
     assert set(attributes) <= {"axis", "epsilon"}
@@ -178,7 +194,12 @@ def recurrent(operator: str, attributes: Named, inputs: Named, outputs: Named) -
         yield (states, final), operator.lower(), arguments
 
 
-READERS = {"Attention": attention, "LinearAttention": linear_attention, "RMSNormalization": rms_normalization}
+READERS = {
+    "Attention": attention,
+    "CausalConvWithState": convolution,
+    "LinearAttention": linear_attention,
+    "RMSNormalization": rms_normalization,
+}
 """Functions that turn a case of an operator into comparisons."""
 
 

@@ -381,6 +381,10 @@ RIGHT_DIAGNOSES |= {
     "fla-org/flash-linear-attention#285": ("initial state of linear attention ignored",),
     # The decay of a whole chunk, applied twice, leaves nothing of the state.
     "vllm-project/vllm-ascend#11598": ("state lost between chunks",),
+    "mratsim/tattletale#80": ("initial state of the convolution ignored",),
+    "state-spaces/mamba#1027": ("outputs of the convolution for its state",),
+    "ollama/ollama#14912": ("oldest position in the first slot",),
+    "TransformerLensOrg/TransformerLens#1609": ("positions from 0 wherever the tokens begin",),
     "allenai/OLMo#281": ("ε outside of the root mean square",),
     "NeuraLegion/shainet#176": ("rms_weight as-given",),
     "huggingface/candle#900": ("gelu_form tanh",),

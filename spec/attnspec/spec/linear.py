@@ -8,7 +8,6 @@ from typing import Annotated, Generic, Protocol, TypedDict
 from jaxtyping import Float
 
 from attnspec.spec.contract.annotations import Array, sizes
-from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.semantics import depends_on
 from attnspec.spec.contract.sources import GU, KATHAROPOULOS, KIMI, ONNX, YANG_DELTA, YANG_GATED, YANG_GATED_DELTA
@@ -77,7 +76,6 @@ class LinearAttention(Protocol[Array]):
         ONNX.passage("CausalConvWithState-27"),
         GU.passage("3.4 A simplified SSM architecture"),
     ],
-    axes={"past": Axis.TAP},
     causal="t",
     results="output final",
     features="bias",
@@ -85,11 +83,12 @@ class LinearAttention(Protocol[Array]):
 class ShortConvolution(Protocol[Array]):
     """Causal depthwise convolution of a sequence, as before linear attention: outputs and the final state.
 
-    Where: k is the number of `taps`; the last one multiplies the current input (taps are not reversed). Every feature
-    has its own weights. S is `state`, the k − 1 inputs before the first one, the latest last; zeros begin a sequence.
-    The final state is the last k − 1 inputs, S included. b is `bias`, 0 if not given. No activation is applied. The
-    output is in units of x × weight.
+    Where: k is 1 + `past`, the number of taps; the last one multiplies the current input (taps are not reversed). Every
+    feature has its own weights. S is `state`, the k − 1 inputs before the first one, the latest last; zeros begin a
+    sequence. The final state is the last k − 1 inputs, S included. b is `bias`, 0 if not given. No activation is
+    applied. The output is in units of x × weight.
     Domain: Sums do not overflow.
+    Edges: With one tap the state is empty.
     """
 
     def __call__(

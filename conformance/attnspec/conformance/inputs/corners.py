@@ -89,7 +89,8 @@ def tables(operation: Operation) -> tuple[str, ...]:
 
 def stepwise(size: str, operation: Operation) -> bool:
     """Return whether a size counts steps of a recurrence; tokens of a convolution are not."""
-    return operation.axis(size) is Axis.TIME and not operation.sizes_of(Axis.TAP)
+    filters = operation.sizes_of(Axis.TAP) or operation.sizes_of(Axis.HISTORY)
+    return operation.axis(size) is Axis.TIME and not filters
 
 
 @lru_cache(maxsize=1024)
@@ -105,6 +106,7 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
     depths = tuple(depth for depth in DEPTHS if depth >= operation.least(size))
     heads = KEY_HEADS if operation.sizes_of(Axis.GROUP) else HEADS
     axes = {Axis.LAYER: depths, Axis.HEAD: heads, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS, Axis.BEAM: BEAMS}
+    axes |= {Axis.HISTORY: (*TAPS, 0)}
     axes |= {Axis.GROUP: KEY_HEADS, Axis.PAGE: PAGES, Axis.SEQUENCE: SEQUENCES, Axis.VOCABULARY: VOCABULARIES}
     axes[Axis.BLOCK] = PAGES
     # Arrays have pages of a pool, or rows of a page. Other page sizes count the entries of a block table.

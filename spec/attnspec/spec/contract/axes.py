@@ -40,6 +40,8 @@ class Axis(Flag):
     """Length of a sequence that is only counted, not passed as an array. It is at least 1."""
     TAP = auto()
     """Taps of a filter: neighbouring positions, each with its own weight."""
+    HISTORY = auto()
+    """Inputs before the first one, which a state holds."""
     PAGE = auto()
     """Pages of a cache, or rows of a page."""
     SEQUENCE = auto()
@@ -52,7 +54,7 @@ class Axis(Flag):
     """Positions in self-attention: each is a query and a key."""
     POSITION = QUERY | KEY | TIME
     """Positions of any kind."""
-    COUNTED = POSITION | LAYER | SPARE
+    COUNTED = POSITION | LAYER | SPARE | HISTORY
     """Sizes that may be 0; every other size is at least 1."""
 
 
@@ -72,6 +74,7 @@ GLOSSARY: Mapping[str, Axis] = {
     **dict.fromkeys(("slices", "rows", "columns", "patch"), Axis.GRID),
     **dict.fromkeys(("slices_from", "rows_from", "columns_from"), Axis.GRID),
     "taps": Axis.TAP,
+    "past": Axis.HISTORY,
     **dict.fromkeys(("pages", "blocks", "page"), Axis.PAGE),
     "sequences": Axis.SEQUENCE,
     "entries": Axis.SELECTED,

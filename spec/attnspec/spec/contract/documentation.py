@@ -44,6 +44,7 @@ MEANINGS = {
     Axis.GRID: "places of a grid",
     Axis.LENGTH: "tokens",
     Axis.TAP: "taps of a filter",
+    Axis.HISTORY: "inputs that a state holds",
     Axis.PAGE: "pages of a cache, or rows of one",
     Axis.SEQUENCE: "sequences",
     Axis.BLOCK: "blocks",
