@@ -1,4 +1,4 @@
-"""ONNX's attention, recurrent networks, RMS norm and rotary embedding, by its reference evaluator and ONNX Runtime.
+"""Operators of ONNX, by its reference evaluator and by ONNX Runtime.
 
 Both run unmodified on the CPU. The adapter flattens batches, joins the weights of gates, and evaluates a model of one
 operator. A mask beside a bias becomes −∞ in the bias; a negative scale, which ONNX lacks, negates the query. Empty
