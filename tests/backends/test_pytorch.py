@@ -595,8 +595,14 @@ def turned(x: Tensor, angle: Tensor) -> Tensor:
     return torch.view_as_real(numbers * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
 
 
+def head_weights(query: Tensor, key: Tensor, **options: Any) -> Tensor:
+    m = key.shape[-2]
+    return grouped(query, key, torch.eye(m, dtype=key.dtype).expand(*key.shape[:-1], m), **options)[0]
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
     "grouped_query_attention": grouped,
+    "attention_weights": head_weights,
     "variable_length_attention": in_sequences,
     "paged_attention": in_pages,
     "latent_attention": latent_heads,
