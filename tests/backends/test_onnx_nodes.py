@@ -95,8 +95,7 @@ def attention(attributes: Named, inputs: Named, outputs: Named) -> Iterator[Comp
     if "qk_matmul_output" in outputs:
         product, mode = outputs["qk_matmul_output"], attributes.get("qk_matmul_output_mode", 0)
         if mode == 3:
-            identity = np.broadcast_to(np.eye(m, dtype=value.dtype), (*value.shape[:-1], m))
-            yield (product, None), "grouped_query_attention", {**arguments, "value": identity}
+            yield product, "attention_weights", arguments
         else:
             allowed = reference.sliding_window_mask(n, m, window=(None, 0)) if causal else mask
             if allowed is not None:

@@ -638,10 +638,16 @@ def to_selected(query: Tensor, key: Tensor, value: Tensor, indices: Tensor, *, c
     return weights(query @ key.mT / math.sqrt(query.shape[-1]), named, causal) @ value
 
 
+def head_weights(query: Tensor, key: Tensor, **options: Any) -> Tensor:
+    m = key.shape[-2]
+    return grouped(query, key, torch.eye(m, dtype=key.dtype).expand(*key.shape[:-1], m), **options)[0]
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
     "indexer_scores": indexed,
     "selected_attention": to_selected,
     "grouped_query_attention": grouped,
+    "attention_weights": head_weights,
     "variable_length_attention": in_sequences,
     "paged_attention": in_pages,
     "latent_attention": latent_heads,

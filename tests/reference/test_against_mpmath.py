@@ -632,6 +632,11 @@ def grouped(a: dict[str, Any]) -> list[Any]:
     return normalized_heads(scores, values, among, a["sinks"])
 
 
+def attention_weights(a: dict[str, Any]) -> Any:
+    m = range(len(a["key"][0]))
+    return grouped({**a, "value": [[[int(i == j) for j in m] for i in m] for _ in a["key"]]})[0]
+
+
 def with_slopes_and_sinks(
     a: dict[str, Any], query: Any, key: Any, value: Any, away: Callable[[int, int], int], keys_count: int
 ) -> list[Any]:
@@ -934,6 +939,7 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "convolution": convolved,
     "graph_layer": received,
     "grouped_query_attention": grouped,
+    "attention_weights": attention_weights,
     "variable_length_attention": in_sequences,
     "paged_attention": in_pages,
     "latent_attention": latent,
@@ -1029,7 +1035,8 @@ def test_the_reference_is_the_formula(
     name: str, choices: dict[str, str], dtype: Any, seed: int, causal: bool, draw: Any
 ) -> None:
     arguments = draw(name, dtype, seed, causal=causal, batch=(2,) if seed else ())
-    if "fully_masked" in choices and name != "grouped_query_attention":  # its formula below expects sinks
+    with_sinks = name in ("grouped_query_attention", "attention_weights")
+    if "fully_masked" in choices and not with_sinks:
         arguments = without_keys_for_first_query(OPERATIONS[name], arguments)
     if "window_left" in choices:
         arguments["window"] = WINDOW

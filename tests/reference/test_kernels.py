@@ -7,6 +7,7 @@ import pytest
 
 from attnspec.reference import (
     alibi_slopes,
+    attention_weights,
     axial_rotary_embedding,
     choosing,
     document_mask,
@@ -181,6 +182,15 @@ def test_frequencies_of_llama_worked_by_hand() -> None:
     options: dict[str, Any] = {"theta": 512.0, "factor": 4.0, "length": 128 * np.pi, "low": 2.0, "high": 14.0}
     expected = np.array([1.0, (0.5 + 0.5 / 4) / 8, 1 / 256])
     assert_within_budgets([rotary_frequencies(3, **options), expected], "rotary_frequencies", 3, **options)
+
+
+def test_attention_weights_worked_by_hand() -> None:
+    """Scores log 1, log 2 and log 5 of the keys, and a sink of log 2 for the second head."""
+    query, key = np.ones((2, 1, 1)), np.log([[[1.0], [2.0], [5.0]]])
+    arguments = {"mask": np.array([[True, False, True]]), "sinks": np.array([-np.inf, np.log(2)])}
+    weights = attention_weights(query, key, **arguments)
+    expected = np.array([[[1 / 6, 0, 5 / 6]], [[1 / 8, 0, 5 / 8]]])
+    assert_within_budgets([weights, expected], "attention_weights", query, key, **arguments)
 
 
 @pytest.mark.parametrize(("heads", "exponents"), [(1, [8]), (4, [2, 4, 6, 8]), (3, [4, 8, 2]), (6, [2, 4, 6, 8, 1, 3])])

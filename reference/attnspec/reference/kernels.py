@@ -19,6 +19,7 @@ from attnspec.reference.normalization import log_sum_exp, softmax
 from attnspec.reference.pooling import pooled
 from attnspec.spec.kernels import (
     AlibiSlopes,
+    AttentionWeights,
     AxialRotaryEmbedding,
     DocumentMask,
     Dropout,
@@ -36,6 +37,7 @@ from attnspec.spec.kernels import (
 
 __all__ = [
     "alibi_slopes",
+    "attention_weights",
     "axial_rotary_embedding",
     "document_mask",
     "dropout",
@@ -74,6 +76,36 @@ def grouped_query_attention(
 
     If `alibi_distances` is "signed", i − j replaces |i − j|. If `head_groups` is "interleaved", h = r mod heads_k.
     """
+    scores, attendable = scores_and_mask(
+        query, key, mask, causal, scale=scale, window=window, softcap=softcap, bias=bias, slopes=slopes,
+        key_lengths=key_lengths,
+    )  # fmt: skip
+    values = add_groups(value)
+    has_keys = np.any(np.ones(key.shape[-2], bool) if attendable is None else attendable, axis=-1)
+    if sinks is not None:
+        scores, values, attendable = with_sink(scores, values, attendable, per_head(sinks, key.shape[-3]))
+    output = pooled(softmax(scores, mask=attendable), values, attendable)
+    logarithms = in_chosen_base(log_sum_exp(scores, mask=attendable))
+    if choice("sink_alone") == "minus-infinity":
+        logarithms = np.where(has_keys, logarithms, -np.inf)
+    logarithms = np.broadcast_to(logarithms, output.shape[:-1])
+    return merge_groups(output), merge_groups(logarithms[..., None])[..., 0]
+
+
+def scores_and_mask(
+    query: np.ndarray,
+    key: np.ndarray,
+    mask: np.ndarray | None,
+    causal: bool,
+    *,
+    scale: float | None,
+    window: Window,
+    softcap: float | None,
+    bias: np.ndarray | None,
+    slopes: np.ndarray | None,
+    key_lengths: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Scores s (*batch, heads_k, group, n, m) with all biases, and the mask of the attendable keys."""
     heads_k, n, m = key.shape[-3], query.shape[-2], key.shape[-2]
     beyond = beyond_diagonal(n, m, key_lengths)
     scores = capped(
@@ -89,17 +121,34 @@ def grouped_query_attention(
     for x in masks:
         if x is not None:
             attendable = x if attendable is None else attendable & x
-    attendable = None if attendable is None else attendable[..., None, None, :, :]
-    values = add_groups(value)
-    has_keys = np.any(np.ones(m, bool) if attendable is None else attendable, axis=-1)
+    return scores, None if attendable is None else attendable[..., None, None, :, :]
+
+
+@defines(AttentionWeights[np.ndarray])
+def attention_weights(
+    query: Float[np.ndarray, "*#batch heads n d"],
+    key: Float[np.ndarray, "*#batch heads_k m d"],
+    *,
+    mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    bias: Float[np.ndarray, "*#batch #heads #n #m"] | None = None,
+    slopes: Float[np.ndarray, " heads"] | None = None,
+    sinks: Float[np.ndarray, " heads"] | None = None,
+    key_lengths: Int[np.ndarray, "*#batch"] | None = None,
+) -> Float[np.ndarray, "*batch heads n m"]:
+    """α = softmax(s) over attendable keys and the sink, whose own weight is left out."""
+    scores, attendable = scores_and_mask(
+        query, key, mask, causal, scale=scale, window=window, softcap=softcap, bias=bias, slopes=slopes,
+        key_lengths=key_lengths,
+    )  # fmt: skip
     if sinks is not None:
-        scores, values, attendable = with_sink(scores, values, attendable, per_head(sinks, heads_k))
-    output = pooled(softmax(scores, mask=attendable), values, attendable)
-    logarithms = in_chosen_base(log_sum_exp(scores, mask=attendable))
-    if choice("sink_alone") == "minus-infinity":
-        logarithms = np.where(has_keys, logarithms, -np.inf)
-    logarithms = np.broadcast_to(logarithms, output.shape[:-1])
-    return merge_groups(output), merge_groups(logarithms[..., None])[..., 0]
+        scores, _, attendable = with_sink(
+            scores, np.swapaxes(scores, -1, -2), attendable, per_head(sinks, key.shape[-3])
+        )
+    return merge_groups(softmax(scores, mask=attendable)[..., : key.shape[-2]])
 
 
 def distances(beyond: np.ndarray, like: np.ndarray) -> np.ndarray:

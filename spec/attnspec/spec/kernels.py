@@ -31,6 +31,7 @@ from attnspec.spec.contract.sources import (
 
 __all__ = [
     "AlibiSlopes",
+    "AttentionWeights",
     "AxialRotaryEmbedding",
     "DocumentMask",
     "Dropout",
@@ -123,6 +124,55 @@ class GroupedQueryAttention(Protocol[Array]):
         Annotated[Float[Array, "*batch heads n d_v"], sizes(heads="heads_k*group")],
         Annotated[Float[Array, "*batch heads n"], sizes(heads="heads_k*group")] | None,
     ]: ...
+
+
+@depends_on("head_groups")
+@depends_on("alibi_distances")
+@depends_on("length_alignment")
+@depends_on("window_left")
+@operation(
+    "attention_weights",
+    chapter="kernels",
+    formula=r"\alpha_{rij} = e^{s_{rij}} / Z_{ri},\quad Z_{ri} = e^{b_r} + \sum_{j \in A_i} e^{s_{rij}},\quad"
+    r" s_{rij} = c \tanh(\lambda q_{ri}^\top k_{hj} / c) + B_{rij} - m_r |i - j|,\quad h = \lfloor r / g \rfloor",
+    sources=[VASWANI.passage("3.2.1 Scaled dot-product attention"), ONNX.passage("Attention-25")],
+    ordered="window slopes key_lengths",
+    features="scale window softcap bias slopes sinks key_lengths",
+    lengths={"key_lengths": "m"},
+    trial_values={"scale": (0.25, -0.5), "window": ((2, 0), (None, 1), (256, 256)), "softcap": (2.0, 50.0)},
+    parts={
+        "scale": ScoreEffect.SCALE,
+        "softcap": ScoreEffect.CAP,
+        "bias": ScoreEffect.BIAS,
+        "slopes": ScoreEffect.SLOPES,
+        "sinks": ScoreEffect.SINK,
+    },
+)
+class AttentionWeights(Protocol[Array]):
+    """Weights by which `grouped_query_attention` pools its values, one matrix per query head.
+
+    Where: All options are those of `grouped_query_attention`. Averaged weights, which PyTorch's `MultiheadAttention`
+    returns by default, are their mean over heads. Weights have no unit.
+    Domain: Σ|q||k| does not overflow. The softcap is positive.
+    Edges: The weight of a key that is not attendable is 0, whatever the key holds. Without attendable keys all weights
+    are 0. With a sink, the weights of a row sum to less than 1.
+    """
+
+    def __call__(
+        self,
+        query: Annotated[Float[Array, "*#batch heads n d"], sizes(heads="heads_k*group")],
+        key: Float[Array, "*#batch heads_k m d"],
+        *,
+        mask: Bool[Array, "*#batch #n #m"] | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        bias: Annotated[Float[Array, "*#batch #heads #n #m"], sizes(heads="heads_k*group")] | None = None,
+        slopes: Annotated[Float[Array, " heads"], sizes(heads="heads_k*group")] | None = None,
+        sinks: Annotated[Float[Array, " heads"], sizes(heads="heads_k*group")] | None = None,
+        key_lengths: Int[Array, "*#batch"] | None = None,
+    ) -> Annotated[Float[Array, "*batch heads n m"], sizes(heads="heads_k*group")]: ...
 
 
 @depends_on("head_groups")
@@ -545,6 +595,7 @@ class KernelsOperations(Generic[Array]):
     """The operations of kernels as methods of a backend class."""
 
     grouped_query_attention: GroupedQueryAttention[Array]
+    attention_weights: AttentionWeights[Array]
     variable_length_attention: VariableLengthAttention[Array]
     paged_attention: PagedAttention[Array]
     latent_attention: LatentAttention[Array]
@@ -564,6 +615,7 @@ class KernelsTable(TypedDict, Generic[Array], total=False):
     """The operations of kernels by name, as a typed dictionary."""
 
     grouped_query_attention: GroupedQueryAttention[Array]
+    attention_weights: AttentionWeights[Array]
     variable_length_attention: VariableLengthAttention[Array]
     paged_attention: PagedAttention[Array]
     latent_attention: LatentAttention[Array]

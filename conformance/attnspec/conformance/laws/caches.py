@@ -9,7 +9,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import doubled, doubles, sample, wide
+from attnspec.conformance.laws.common import doubled, doubles, key_heads, sample, wide
 from attnspec.conformance.laws.kernels import accepts_parts, accepts_window, grouped_head_sizes, operands
 from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.documentation import operation_of
@@ -22,6 +22,29 @@ def grouped_query_attention_of(subject: Subject) -> Subject | None:
     """The backend's grouped-query attention; None if it has none."""
     operation = operation_of(GroupedQueryAttention)
     return None if operation is None else subject.for_operation(operation)
+
+
+@checks(law.WEIGHTS_POOL_VALUES)
+def weights_pool_values(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Pool random values by the weights, in double precision."""
+    other = grouped_query_attention_of(subject)
+    if other is None or other.semantics != subject.semantics:
+        return False
+    if not all(other.limits.has(path) for path in subject.operation.features if arguments[path] is not None):
+        return False
+    query, key = operands(subject.operation)
+    head = key_heads(subject, arguments.array(query.path).shape[-3], arguments.array(key.path).shape[-3])
+    value = other.exact(rng.standard_normal(arguments.array(key.path).shape))
+    pooled = Arguments(other.operation, {**arguments, operands(other.operation)[2].path: value})
+    if not (subject.in_domain(arguments) and other.in_domain(pooled)):
+        return False
+    output = other.operation.leading.path
+    of_heads = wide(value)[..., head, :, :]
+    expected = wide(other.results(pooled)[output])
+    budget = other.budgets(pooled)[output] + subject.budget(arguments) @ np.abs(of_heads)
+    got = wide(subject.call(arguments)) @ of_heads
+    subject.demand_match(got, expected, budget, arguments, "pooling values, the weights give another output:")
+    return True
 
 
 def _position_options(subject: Subject, sampled: Arguments) -> Iterator[dict[str, Any]]:

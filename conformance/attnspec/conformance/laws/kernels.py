@@ -52,17 +52,20 @@ def grouped_head_sizes(heads_k: int, group: int, operation: Operation) -> dict[s
     return {of_keys: heads_k, of_group: group}
 
 
-def operands(operation: Operation) -> tuple[Leaf, Leaf, Leaf]:
-    """Queries, keys and values; the keys are the array as wide as the queries."""
+def operands(operation: Operation) -> tuple[Leaf, ...]:
+    """Queries, keys and, unless weights are the result, values; the keys are the array as wide as the queries."""
     (heads,), (group,) = operation.sizes_of(Axis.HEAD), operation.sizes_of(Axis.GROUP)
     query = operation.queries[0]
-    first, second = (x for x in operation.floats if heads in x.sizes and group not in x.sizes)
-    keys_first = first.core[-1].factors == query.core[-1].factors
-    return (query, first, second) if keys_first else (query, second, first)
+    arrays = [x for x in operation.floats if heads in x.sizes and group not in x.sizes]
+    return query, *sorted(arrays, key=lambda x: x.core[-1].factors != query.core[-1].factors)
 
 
 def _has_bias(operation: Operation) -> bool:
     return bool(operation.part(ScoreEffect.BIAS))
+
+
+def _pools_with_bias(operation: Operation) -> bool:
+    return _has_bias(operation) and bool(operation.summed_over(operation.key_size or ""))
 
 
 def logarithm_paths(operation: Operation) -> list[str]:
@@ -107,12 +110,13 @@ def score_cap_limits(subject: Subject, arguments: Arguments, rng: np.random.Gene
     if operation.mask is not None:
         sampled = sampled.with_mask((rng.random(mask_shape(sampled)) < 0.5) | (np.arange(sampled.keys_count or 0) == 1))
     capped = sampled.replaced({path: GREAT_CAP})
-    query, key, value = (wide(sampled.array(leaf.path)) for leaf in operands(operation))
+    query, key, *values = (wide(sampled.array(leaf.path)) for leaf in operands(operation))
     largest = np.sqrt((query**2).sum(-1)).max() * np.sqrt((key**2).sum(-1)).max()
     score_shift = float(largest) ** 3 / (3 * GREAT_CAP**2)
     budgets = sum_budgets(subject.budgets(capped), subject.budgets(sampled))
     # Scores that move by at most δ change weights by at most 2δ relatively, and log-sum-exps by δ.
-    budgets[operation.leading.path] = budgets[operation.leading.path] + 2 * score_shift * np.abs(value).max()
+    largest_value = max((float(np.abs(x).max()) for x in values), default=1.0)
+    budgets[operation.leading.path] = budgets[operation.leading.path] + 2 * score_shift * largest_value
     unit = subject.semantics.logarithm_unit
     budgets |= {logarithm: budgets[logarithm] + score_shift / unit for logarithm in logarithm_paths(operation)}
     prefix = "under a cap far above all scores,"
@@ -155,7 +159,7 @@ def sink_in_denominator(subject: Subject, arguments: Arguments, rng: np.random.G
     return True
 
 
-@checks(law.SLOPES_AND_SINKS_ARE_BIASES, governs=_has_bias)
+@checks(law.SLOPES_AND_SINKS_ARE_BIASES, governs=_pools_with_bias)
 def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Replace the sink by an attendable key of zeros; its bias is the sink."""
     operation = subject.operation
@@ -189,7 +193,7 @@ def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     if not accepts_parts(subject, ScoreEffect.SLOPES, ScoreEffect.BIAS):
         return False
     path, biased = operation.part(ScoreEffect.SLOPES), operation.part(ScoreEffect.BIAS)
-    query, _, _ = operands(operation)
+    query = operands(operation)[0]
     powers = subject.exact(2.0 ** -rng.integers(0, 5, arguments.array(query.path).shape[-3]).astype(float))
     with_slopes = arguments.replaced({path: powers, biased: None} | ({operation.flag: False} if operation.flag else {}))
     exact = -wide(powers)[:, None, None] * penalised_distances(with_slopes, semantics=subject.semantics)
@@ -206,7 +210,7 @@ def natural_logarithm(subject: Subject, arguments: Arguments, rng: np.random.Gen
     operation = subject.operation
     if not logarithm_paths(operation):
         return False
-    (path,), (query, _, _) = logarithm_paths(operation), operands(operation)
+    (path,), query = logarithm_paths(operation), operands(operation)[0]
     sampled = sample(subject, rng, (2,), queries=3, keys=5)
     size = operation.key_size or ""
     changes = [(sampled.along(size, take(np.tile(np.arange(sampled.size(size)), 2))), np.log(2.0), "of repeated keys,")]

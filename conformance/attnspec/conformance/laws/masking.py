@@ -88,6 +88,8 @@ def _cut_off(subject: Subject, causal: Arguments, i: int) -> None:
         cut = cut.along(size, keep(length))
     expected = _first_rows(doubles(subject.results(causal)), length, rows, subject, causal)
     budgets = _first_rows(subject.budgets(causal), length, rows, subject, causal)
+    if columns != rows:  # attention weights have an axis of keys, too
+        expected, budgets = (select_rows(x, columns, np.arange(length), subject, causal) for x in (expected, budgets))
     got, described_length = subject.results(cut), "position" if length == 1 else f"{length} positions"
     for path, x in expected.items():
         title = f"for the first {described_length} alone, the {path}"

@@ -8,6 +8,8 @@ from attnspec.conformance.inputs.dtypes import LARGEST
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import live_rows, on_coarse_grid, wide
+from attnspec.spec.contract.axes import ScoreEffect
+from attnspec.spec.kernels import AttentionWeights
 from attnspec.spec.laws import normalization as law
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.seq2seq import TeacherForcedDecode
@@ -24,6 +26,7 @@ def _scores(subject: Subject) -> str:
 @checks(law.SUMS_TO_ONE)
 def sums_to_one(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Check the signs of weights, and the sums of rows with an attendable key."""
+    arguments = arguments.replaced({subject.operation.part(ScoreEffect.SINK): None})
     got, budget = wide(subject.call(arguments)), subject.budget(arguments)
     if not got.size:
         return False
@@ -31,7 +34,7 @@ def sums_to_one(subject: Subject, arguments: Arguments, rng: np.random.Generator
         _log_distribution(subject, arguments, got, budget)
         return True
     live: Numbers = np.ones(got.shape[:-1], bool)
-    if subject.operation.protocol is Softmax:
+    if subject.operation.protocol in (Softmax, AttentionWeights):
         live = np.broadcast_to(live_rows(subject, arguments)[..., 0], live.shape)
     subject.demand(not (got < 0).any(), f"a weight or probability is {np.nanmin(got):.9g}", arguments, got=got)
     sums = np.where(live, got.sum(-1), 0.0)
@@ -54,8 +57,11 @@ def _log_distribution(subject: Subject, arguments: Arguments, got: Numbers, budg
 @checks(law.MASKED_WEIGHT_IS_ZERO)
 def masked_weight_is_zero(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Check the weights of masked keys, in rows that have an attendable key."""
-    hidden = ~attendable(arguments) & live_rows(subject, arguments)
     got = subject.call(arguments)
+    # Weights of several heads have an axis of heads before those of queries and keys.
+    heads = tuple(range(-len(subject.operation.leading.core), -2))
+    masked = np.expand_dims(~attendable(arguments, semantics=subject.semantics), heads)
+    hidden = np.broadcast_to(masked & live_rows(subject, arguments), got.shape)
     leaked = hidden & (got != 0)
     subject.demand(
         not leaked.any(),

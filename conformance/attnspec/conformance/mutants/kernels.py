@@ -15,6 +15,7 @@ from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.spec.kernels import (
     AlibiSlopes,
+    AttentionWeights,
     AxialRotaryEmbedding,
     DocumentMask,
     Dropout,
@@ -58,6 +59,65 @@ def tiled_heads(correct: Formulas, x: Numbers, group: int) -> Numbers:
 def first_key_head(correct: Formulas, x: Numbers, group: int) -> Numbers:
     """All query heads attend to the first key head."""
     return np.repeat(x[..., :1, :, :], group * x.shape[-3], axis=-3)
+
+
+# Attention weights as the result --------------------------------------------------------------------------------------
+
+
+@mutant(
+    "attention weights averaged over heads",
+    replaces="attention_weights",
+    operations=(AttentionWeights,),
+    breaks=("kernels.weights-pool-values", "kernels.grouped-heads-share-keys", "operation.oracle"),
+    source="average_attn_weights of PyTorch's MultiheadAttention, True by default",
+)
+def averaged_weights(correct: Formulas, query: Numbers, key: Numbers, **options: Any) -> Numbers:
+    """Every head gets the mean of the weights of all heads."""
+    weights = Formulas.attention_weights(correct, query, key, **options)
+    mean = np.sum(weights, axis=-3, keepdims=True) / weights.dtype.type(weights.shape[-3])
+    return np.broadcast_to(mean, weights.shape)
+
+
+@mutant(
+    "attention weights relative to the largest",
+    replaces="attention_weights",
+    operations=(AttentionWeights,),
+    breaks=("normalization.sums-to-one", "kernels.weights-pool-values", "operation.oracle"),
+    source="a flash kernel that writes exp(s − max) of each tile and divides the output alone",
+)
+def undivided_weights(correct: Formulas, query: Numbers, key: Numbers, **options: Any) -> Numbers:
+    """Weights are exp(s − max), not divided by their sum."""
+    weights = Formulas.attention_weights(correct, query, key, **options)
+    largest = np.max(value_of(weights), axis=-1, keepdims=True, initial=0)
+    return weights / np.where(largest > 0, largest, largest.dtype.type(1))
+
+
+@mutant(
+    "attention weights that sum to 1 with a sink",
+    replaces="attention_weights",
+    operations=(AttentionWeights,),
+    breaks=("kernels.weights-pool-values", "operation.options-have-effect", "operation.oracle"),
+    source="weights recomputed from scores and mask, without the sinks",
+)
+def weights_without_sink(
+    correct: Formulas, query: Numbers, key: Numbers, *, sinks: Numbers = None, **options: Any
+) -> Numbers:
+    """Sinks have no effect on the weights."""
+    return Formulas.attention_weights(correct, query, key, **options)
+
+
+@mutant(
+    "attention weights of masked keys",
+    replaces="attention_weights",
+    operations=(AttentionWeights,),
+    breaks=("normalization.masked-weight-is-zero", "kernels.weights-pool-values", "operation.oracle"),
+    source="weights returned before the mask is applied",
+)
+def weights_before_the_mask(correct: Formulas, query: Numbers, key: Numbers, **options: Any) -> Numbers:
+    """Neither mask nor causal flag, window or lengths have an effect on the weights."""
+    masks = {"mask": None, "causal": False, "window": None, "key_lengths": None}
+    weights, plain = (Formulas.attention_weights(correct, query, key, **(options | x)) for x in ({}, masks))
+    return np.broadcast_to(plain, weights.shape)
 
 
 # Options --------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.variants.registry import variant
 from attnspec.conformance.variants.softmaxes import Blocks
 from attnspec.spec.kernels import (
+    AttentionWeights,
     AxialRotaryEmbedding,
     Dropout,
     GroupedQueryAttention,
@@ -28,7 +29,7 @@ LOG2_E = float(np.log2(np.e))
 
 @variant(
     "grouped, packed and paged attention in blocks of 16 keys",
-    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
+    operations=(GroupedQueryAttention, AttentionWeights, VariableLengthAttention, PagedAttention),
 )
 class GroupedBlocks(Blocks):
     """Flash attention in blocks, with a sink as one more key."""
@@ -53,7 +54,7 @@ class CapsByExponentials(Formulas):
 
 @variant(
     "sinks in the denominator",
-    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
+    operations=(GroupedQueryAttention, AttentionWeights, VariableLengthAttention, PagedAttention),
     differentiable=False,
 )
 class SinksInDenominator(Formulas):

@@ -89,7 +89,7 @@ class PolynomialErf(Formulas):
     """
 
     def erf(self, x: Numbers) -> Numbers:
-        """One minus t P(t) exp(−x²), with t = 1/(1 + p|x|) and the sign of x."""
+        """The formula with t = 1/(1 + p|x|), and the sign of x."""
         real = x.dtype.type
         t = 1 / (1 + real(0.3275911) * np.abs(x))
         polynomial = np.zeros_like(t)

@@ -12,16 +12,19 @@ from attnspec.spec.contract.sources import (
     JIANG,
     KRELL,
     KWON,
+    ONNX,
     OPENAI,
     PENG,
     PRESS,
     SRIVASTAVA,
     SU,
     TRANSFORMERS,
+    VASWANI,
     WANG_QWEN,
 )
 from attnspec.spec.kernels import (
     AlibiSlopes,
+    AttentionWeights,
     AxialRotaryEmbedding,
     DocumentMask,
     Dropout,
@@ -80,6 +83,13 @@ LOG_SUM_EXP = law(
     r"\quad A_i = \emptyset \Rightarrow o_i = 0,\ \ell_i = -\infty\ \text{or}\ b",
     governs=of(GroupedQueryAttention),
     sources=[DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation")],
+)
+WEIGHTS_POOL_VALUES = law(
+    "kernels.weights-pool-values",
+    "Values pooled by attention weights are the output of grouped-query attention with the same options.",
+    formula=r"\sum_j \alpha_{rij} v_{hj} = o_{ri}",
+    governs=of(AttentionWeights),
+    sources=[VASWANI.passage("3.2.1 Scaled dot-product attention"), ONNX.passage("Attention-25")],
 )
 PACKED_EQUALS_SEPARATE = law(
     "kernels.packed-equals-separate",

@@ -2,15 +2,19 @@
 
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S0, S1
+from attnspec.spec.kernels import AttentionWeights
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.seq2seq import DecoderStep, OutputDistribution, TeacherForcedDecode
 from attnspec.spec.transformer import DecoderOnly, EncoderDecoder, EncoderOnly
 
 SUMS_TO_ONE = law(
     "normalization.sums-to-one",
-    "Weights of a row with an attendable key, and probabilities of tokens, are not negative and sum to 1.",
+    "Weights of a row with an attendable key and no sink, and probabilities of tokens, are not negative and sum to 1.",
     formula=r"\alpha_{ij} \ge 0,\quad \sum_j \alpha_{ij} = 1;\quad P_w \ge 0,\quad \sum_w P_w = 1",
-    governs=of(Softmax, OutputDistribution, DecoderStep, EncoderDecoder, DecoderOnly, EncoderOnly, TeacherForcedDecode),
+    governs=of(
+        *(Softmax, AttentionWeights, OutputDistribution, DecoderStep),
+        *(EncoderDecoder, DecoderOnly, EncoderOnly, TeacherForcedDecode),
+    ),
     sources=[S0.equation(2), S0.equation(14), S1.passage("Attention: in equations")],
 )
 MASKED_WEIGHT_IS_ZERO = law(

@@ -25,6 +25,7 @@ from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 from attnspec.spec import (
     AlibiSlopes,
+    AttentionWeights,
     AxialRotaryEmbedding,
     DocumentMask,
     Dropout,
@@ -43,6 +44,7 @@ from attnspec.spec import (
 
 __all__ = [
     "alibi_slopes",
+    "attention_weights",
     "axial_rotary_embedding",
     "document_mask",
     "dropout",
@@ -59,6 +61,7 @@ __all__ = [
 ]
 
 _grouped = Check("grouped_query_attention")
+_weights = Check("attention_weights")
 _packed = Check("variable_length_attention")
 _paged = Check("paged_attention")
 _latent = Check("latent_attention")
@@ -141,6 +144,37 @@ def _finish(results: tuple[Tensor, Tensor] | None, query: Tensor, key: Tensor, v
 def _round(output: Tensor, logarithms: Tensor, query: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Output of this shape and log Σ exp, both in the dtype of the queries."""
     return output.to(query.dtype).reshape(shape), logarithms.to(query.dtype).reshape(shape[:-1])
+
+
+@implements(AttentionWeights[Tensor])
+@follows_autocast
+def attention_weights(
+    query: Float[Tensor, "*#batch heads n d"],
+    key: Float[Tensor, "*#batch heads_k m d"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    bias: Float[Tensor, "*#batch #heads #n #m"] | None = None,
+    slopes: Float[Tensor, " heads"] | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+    key_lengths: Int[Tensor, "*#batch"] | None = None,
+) -> Float[Tensor, "*batch heads n m"]:
+    """softmax(QKᵀ) with all options; multiplied by the share that a sink leaves."""
+    shape = _weights(query, key, mask, scale, window, softcap, bias, slopes, sinks, key_lengths, causal=causal)
+    refuse_scale_and_cap("attention_weights", scale, softcap)
+    refuse_out_of_range("attention_weights", "key_lengths", key_lengths, key.shape[-2])
+    pairs = visible(mask, causal, window, key_lengths)
+    allowed = pairs.allowed(query.shape[-2], key.shape[-2], query.device)
+    scoring = Scoring(scale, softcap, bias, slopes)
+    scores, allowed = formula.scores_and_mask(query, key, allowed, scoring, pairs.offsets)
+    weights, logarithms = formula.softmax_and_logarithms(scores, allowed)
+    weights = weights.flatten(-4, -3)
+    if sinks is not None:
+        weights, _ = formula.with_sinks(weights, logarithms.flatten(-3, -2), sinks)
+    return weights.to(query.dtype).expand(shape).clone()
 
 
 # Sequences in one tensor, and in pages --------------------------------------------------------------------------------

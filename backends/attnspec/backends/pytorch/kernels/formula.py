@@ -32,9 +32,20 @@ def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
     ``allowed`` (*#batch, #heads, #n, #m) joins all conditions. Distances are |i + offset − j|, with ``offsets``
     (*batch).
     """
+    scores, allowed = scores_and_mask(query, key, allowed, scoring, offsets)
+    values = operand(value).unsqueeze(-3)
+    weights, logarithms = softmax_and_logarithms(scores, allowed)
+    output = pooled(weights, values, allowed)
+    if allowed is not None:  # stops a NaN in the incoming gradient of a row without an attendable key
+        output = output.masked_fill(~allowed.any(-1, keepdim=True), 0)
+    return output.flatten(-4, -3), logarithms.expand(output.shape[:-1]).flatten(-3, -2)
+
+
+def scores_and_mask(query: Tensor, key: Tensor, allowed: Tensor | None, scoring: Scoring,
+                    offsets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Scores (*batch, heads_k, group, n, m), widened, and ``allowed`` in groups."""
     heads_k, (n, d), m = key.shape[-3], query.shape[-2:], key.shape[-2]
     allowed = None if allowed is None else in_groups(allowed.expand(*allowed.shape[:-2], n, m), heads_k)
-    values = operand(value).unsqueeze(-3)
     scores = dot_products(in_groups(operand(query), heads_k), operand(key).unsqueeze(-3), allowed)
     scores = scores * (d**-0.5 if scoring.scale is None else scoring.scale)
     if scoring.softcap is not None:
@@ -44,11 +55,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
     if scoring.slopes is not None:
         penalty = linear_penalty(scoring.slopes, relative_positions(n, m, offsets, query.device))
         scores = scores - in_groups(penalty, heads_k)
-    weights, logarithms = softmax_and_logarithms(scores, allowed)
-    output = pooled(weights, values, allowed)
-    if allowed is not None:  # stops a NaN in the incoming gradient of a row without an attendable key
-        output = output.masked_fill(~allowed.any(-1, keepdim=True), 0)
-    return output.flatten(-4, -3), logarithms.expand(output.shape[:-1]).flatten(-3, -2)
+    return scores, allowed
 
 
 def linear_penalty(slopes: Tensor, relative: Tensor) -> Tensor:

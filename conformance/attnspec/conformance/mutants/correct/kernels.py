@@ -51,6 +51,11 @@ class Kernels(Positional, Attention):
         logarithms = self.in_chosen_base(self.log_sum_exps(scores, attendable, sinks))
         return output, np.broadcast_to(logarithms, output.shape[:-1])
 
+    def attention_weights(self, query: Numbers, key: Numbers, **options: Any) -> Numbers:
+        """The weights of every head: its output for values that are the identity matrix."""
+        identity = np.broadcast_to(np.eye(key.shape[-2], dtype=value_of(key).dtype), (*key.shape[:-1], key.shape[-2]))
+        return self.grouped_query_attention(query, key, identity, **options)[0]
+
     def aligned_at_lengths(
         self,
         query: Numbers,
