@@ -697,6 +697,11 @@ def rotary_frequencies(pairs: int) -> list[Any]:
     return frequencies
 
 
+def path_to_root(parents: Any, token: int) -> list[int]:
+    parent = parents[token]
+    return [token, *(path_to_root(parents, parent) if 0 <= parent < token else [])]
+
+
 def slopes(heads: int) -> list[Any]:
     below = 2 ** (heads.bit_length() - 1)
     first = [mp.power(2, -mp.mpf(8 * (r + 1)) / below) for r in range(below)]
@@ -883,6 +888,9 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "alibi_slopes": lambda a: slopes(a["heads"]),
     "sliding_window_mask": lambda a: [
         [in_window(beyond(i, j, a["n"], a["m"]), a) for j in range(a["m"])] for i in range(a["n"])
+    ],
+    "tree_mask": lambda a: [
+        [j in path_to_root(a["parents"], i) for j in range(len(a["parents"]))] for i in range(len(a["parents"]))
     ],
     "document_mask": lambda a: [[d == e for e in a["key_documents"]] for d in a["query_documents"]],
     "dropout": lambda a: [

@@ -18,6 +18,7 @@ from attnspec.reference import (
     rotary_frequencies,
     scaled_dot_product_attention,
     sliding_window_mask,
+    tree_mask,
     variable_length_attention,
 )
 from attnspec.spec import ShapeError
@@ -191,6 +192,12 @@ def test_slopes_are_powers_of_two(heads: int, exponents: list[int]) -> None:
 def test_documents_attend_to_themselves_alone() -> None:
     mask = document_mask(np.array([0, 7, 7]), np.array([7, 0]))
     assert mask.tolist() == [[False, True], [True, False], [True, False]]
+
+
+def test_tokens_of_a_tree_attend_to_their_paths() -> None:
+    """Tokens 1 and 2 are children of 0, and token 3 is one of 2; 4 and 5, whose parent is not earlier, are roots."""
+    mask = tree_mask(np.array([-1, 0, 0, 2, -1, 7]))
+    assert [np.flatnonzero(row).tolist() for row in mask] == [[0], [0, 1], [0, 2], [0, 2, 3], [4], [5]]
 
 
 def test_dropout_scales_the_kept_weights() -> None:

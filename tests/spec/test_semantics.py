@@ -106,6 +106,7 @@ def test_repeatability_concerns_operations_with_float_results() -> None:
         "padding_mask",
         "sliding_window_mask",
         "document_mask",
+        "tree_mask",
     }
 
 

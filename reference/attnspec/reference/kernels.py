@@ -29,6 +29,7 @@ from attnspec.spec.kernels import (
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
+    TreeMask,
     VariableLengthAttention,
 )
 
@@ -44,6 +45,7 @@ __all__ = [
     "rotary_embedding",
     "rotary_frequencies",
     "sliding_window_mask",
+    "tree_mask",
     "variable_length_attention",
 ]
 
@@ -387,6 +389,18 @@ def document_mask(
     """Mᵢⱼ = [Dᵢ = Eⱼ]: query and key belong to the same document."""
     same: np.ndarray = query_documents[..., :, None] == key_documents[..., None, :]
     return same
+
+
+@defines(TreeMask[np.ndarray])
+def tree_mask(parents: Int[np.ndarray, "*batch n"]) -> Bool[np.ndarray, "*batch n n"]:
+    """Mᵢⱼ = [j = i] ∨ M_{pᵢ j}: a row is that of its parent, and the token itself."""
+    *batch, n = parents.shape
+    mask = np.array(np.broadcast_to(np.eye(n, dtype=bool), (*batch, n, n)))
+    for i in range(n):
+        parent = parents[..., i]
+        row = np.where((parent >= 0) & (parent < i), parent, i)
+        mask[..., i, :] |= np.take_along_axis(mask, row[..., None, None], axis=-2)[..., 0, :]
+    return mask
 
 
 @defines(Dropout[np.ndarray])

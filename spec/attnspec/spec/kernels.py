@@ -17,6 +17,7 @@ from attnspec.spec.contract.sources import (
     JIANG,
     KRELL,
     KWON,
+    MIAO,
     ONNX,
     OPENAI,
     PENG,
@@ -42,6 +43,7 @@ __all__ = [
     "RotaryEmbedding",
     "RotaryFrequencies",
     "SlidingWindowMask",
+    "TreeMask",
     "VariableLengthAttention",
 ]
 
@@ -471,6 +473,25 @@ class DocumentMask(Protocol[Array]):
 
 
 @operation(
+    "tree_mask",
+    chapter="kernels",
+    formula=r"M_{ij} = [\,j = i\,] \lor (0 \le p_i < i \land M_{p_i j})",
+    sources=[MIAO.passage("4.2 Tree-based parallel decoding: topology-aware causal mask")],
+    axes={"n": Axis.TIME},
+    generated_below={"parents": 12},
+)
+class TreeMask(Protocol[Array]):
+    """Mask of a tree of tokens: a token may attend to itself and to its ancestors.
+
+    Where: p is `parents`, the number of the token before each token on its path, as in speculative decoding with a tree
+    of drafts. In the result, True = may attend.
+    Edges: A token whose parent is not an earlier token, such as −1, is a root. With `n` = 0 the mask is empty.
+    """
+
+    def __call__(self, parents: Int[Array, "*batch n"]) -> Bool[Array, "*batch n n"]: ...
+
+
+@operation(
     "dropout",
     chapter="kernels",
     formula=r"y_{ij} = [\,K_{ij}\,]\, \alpha_{ij} / (1 - p)",
@@ -510,6 +531,7 @@ class KernelsOperations(Generic[Array]):
     alibi_slopes: AlibiSlopes[Array]
     sliding_window_mask: SlidingWindowMask[Array]
     document_mask: DocumentMask[Array]
+    tree_mask: TreeMask[Array]
     dropout: Dropout[Array]
 
 
@@ -527,4 +549,5 @@ class KernelsTable(TypedDict, Generic[Array], total=False):
     alibi_slopes: AlibiSlopes[Array]
     sliding_window_mask: SlidingWindowMask[Array]
     document_mask: DocumentMask[Array]
+    tree_mask: TreeMask[Array]
     dropout: Dropout[Array]

@@ -426,6 +426,23 @@ def documents(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     return True
 
 
+@checks(law.ROWS_OF_PARENTS, once=True)
+def rows_of_parents(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Check paths and random trees, with several roots, of up to 80 tokens."""
+    (leaf,) = subject.operation.leaves
+    for n in (1, 5, 80):
+        own = np.arange(n)
+        for parents in (own - 1, rng.integers(-1, own), rng.integers(np.maximum(own - 5, -1), own)):
+            tree = Arguments(subject.operation, {leaf.path: parents})
+            mask = subject.call(tree)
+            if (parents == own - 1).all():
+                subject.demand_match(mask, np.tri(n, dtype=bool), np.zeros((n, n)), tree, "of a path, the mask")
+            above = np.where((parents >= 0)[:, None], mask[parents], np.zeros((), bool))
+            expected = above | np.eye(n, dtype=bool)
+            subject.demand_match(mask, expected, np.zeros((n, n)), tree, "unlike the parent's row and itself, the mask")
+    return True
+
+
 @checks(law.DROPOUT_KEEPS_MEAN)
 def dropout_keeps_mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Average over all rotations of a mask with k of m keys."""

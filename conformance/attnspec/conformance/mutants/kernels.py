@@ -24,6 +24,7 @@ from attnspec.spec.kernels import (
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
+    TreeMask,
     VariableLengthAttention,
 )
 
@@ -924,6 +925,107 @@ def one_series_of_slopes(correct: Formulas, heads: int) -> Numbers:
 def earlier_documents(correct: Formulas, query_documents: Numbers, key_documents: Numbers) -> Numbers:
     """Keys of documents with smaller numbers are attendable, too."""
     return query_documents[..., :, None] >= key_documents[..., None, :]
+
+
+@mutant(
+    "siblings attendable",
+    replaces="tree_mask",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents", "operation.oracle"),
+    source="PaddlePaddle/FastDeploy#3514: tiles below the diagonal, of which a causal kernel checks no mask",
+)
+def causal_tree(correct: Formulas, parents: Numbers) -> Numbers:
+    """All earlier tokens are attendable, as in a single sequence."""
+    n = parents.shape[-1]
+    return np.array(np.broadcast_to(np.tri(n, dtype=bool), (*parents.shape, n)))
+
+
+@mutant(
+    "tokens of a tree without themselves",
+    replaces="tree_mask",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents", "operation.oracle"),
+    source="paths that are collected from the parent on",
+)
+def ancestors_only(correct: Formulas, parents: Numbers) -> Numbers:
+    """A token may attend to its ancestors alone."""
+    return Formulas.tree_mask(correct, parents) & ~np.eye(parents.shape[-1], dtype=bool)
+
+
+@mutant(
+    "grandparents masked",
+    replaces="tree_mask",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents", "operation.oracle"),
+    source="a row that is copied before its parent's is complete",
+)
+def parents_only(correct: Formulas, parents: Numbers) -> Numbers:
+    """A token may attend to itself and to its parent."""
+    own = np.arange(parents.shape[-1])
+    is_parent = correct.is_earlier(parents, own)[..., None] & (parents[..., None] == own)
+    return is_parent | np.eye(len(own), dtype=bool)
+
+
+@mutant(
+    "descendants in place of ancestors",
+    replaces="tree_mask",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents", "operation.oracle"),
+    source="a transposed mask",
+)
+def descendants(correct: Formulas, parents: Numbers) -> Numbers:
+    """A token may attend to itself and to its descendants."""
+    return np.swapaxes(Formulas.tree_mask(correct, parents), -1, -2)
+
+
+@mutant(
+    "first token attendable to all",
+    replaces="tree_mask",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents", "operation.oracle"),
+    source="one root is assumed, the token that was verified last",
+)
+def common_root(correct: Formulas, parents: Numbers) -> Numbers:
+    """The first token counts as an ancestor of every other."""
+    return Formulas.tree_mask(correct, parents) | (np.arange(parents.shape[-1]) == 0)
+
+
+@mutant(
+    "roots below the last token",
+    replaces="is_earlier",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents",),
+    source="−1 as an index, which counts from the end",
+)
+def last_token_above_roots(correct: Formulas, parents: Numbers, tokens: Numbers) -> Numbers:
+    """The parent −1 is the last token."""
+    return parents < tokens
+
+
+@mutant(
+    "trees of at most eight levels",
+    replaces="tree_mask",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents",),
+    source="a loop over the depth of usual trees",
+)
+def eight_levels(correct: Formulas, parents: Numbers) -> Numbers:
+    """Only the seven nearest ancestors are attendable."""
+    mask = Formulas.tree_mask(correct, parents)
+    levels = np.cumsum(mask[..., ::-1], axis=-1)[..., ::-1]
+    return mask & (levels <= 8)
+
+
+@mutant(
+    "trees of at most 64 tokens",
+    replaces="tree_mask",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents",),
+    source="a row of the mask in the bits of one integer, as in packed masks of SGLang and TensorRT-LLM",
+)
+def rows_of_64_bits(correct: Formulas, parents: Numbers) -> Numbers:
+    """A row has 64 bits: later tokens are attendable to nobody."""
+    return Formulas.tree_mask(correct, parents) & (np.arange(parents.shape[-1]) < 64)
 
 
 @mutant(

@@ -17,6 +17,7 @@ from attnspec.spec.kernels import (
     PagedAttention,
     RotaryEmbedding,
     RotaryFrequencies,
+    TreeMask,
     VariableLengthAttention,
 )
 
@@ -167,6 +168,19 @@ class Complex(Formulas):
         """Both features of every pair, rotated by one complex product."""
         number = (value_of(first) + 1j * value_of(second)) * (cosine + 1j * sine)
         return number.real.astype(first.dtype), number.imag.astype(first.dtype)
+
+
+@variant("trees by products of matrices", operations=(TreeMask,))
+class Closure(Formulas):
+    """Reachable tokens are those of a power of the matrix of parents."""
+
+    def tree_mask(self, parents: Numbers) -> Numbers:
+        """Squares of I + P, with P the matrix of parents."""
+        own = np.arange(parents.shape[-1])
+        reached = (parents[..., None] == own) & self.is_earlier(parents, own)[..., None] | (own[:, None] == own)
+        for _ in range(len(own).bit_length()):
+            reached = reached @ reached
+        return reached
 
 
 @variant("dropout by a reciprocal", operations=(Dropout,))

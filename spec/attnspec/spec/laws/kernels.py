@@ -11,6 +11,7 @@ from attnspec.spec.contract.sources import (
     GEMMA,
     KRELL,
     KWON,
+    MIAO,
     OPENAI,
     PENG,
     PRESS,
@@ -30,6 +31,7 @@ from attnspec.spec.kernels import (
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
+    TreeMask,
     VariableLengthAttention,
 )
 
@@ -153,6 +155,15 @@ WINDOW_AND_DOCUMENT_MASKS = law(
     r"\quad M(\pi D, \pi E) = M(D, E),\quad M(E, D) = M(D, E)^\top",
     governs=of(SlidingWindowMask, DocumentMask),
     sources=[BELTAGY.passage("3.1 Attention pattern: sliding window"), KRELL.passage("Abstract")],
+)
+ROWS_OF_PARENTS = law(
+    "kernels.rows-of-parents",
+    "The mask of a path is the causal mask. In any tree, the row of a token is the row of its parent and the token "
+    "itself; the row of a root is the root alone.",
+    formula=r"p_i = i - 1 \Rightarrow M = [j \le i];\quad M_i = M_{p_i} \cup \{i\},"
+    r"\quad p_i = -1 \Rightarrow M_i = \{i\}",
+    governs=of(TreeMask),
+    sources=[MIAO.passage("4.2 Tree-based parallel decoding: topology-aware causal mask")],
 )
 DROPOUT_KEEPS_MEAN = law(
     "kernels.dropout-keeps-mean",

@@ -35,6 +35,7 @@ from attnspec.spec import (
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
+    TreeMask,
     VariableLengthAttention,
     implements,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "rotary_embedding",
     "rotary_frequencies",
     "sliding_window_mask",
+    "tree_mask",
     "variable_length_attention",
 ]
 
@@ -65,6 +67,7 @@ _frequencies = Check("rotary_frequencies")
 _slopes = Check("alibi_slopes")
 _window = Check("sliding_window_mask")
 _documents = Check("document_mask")
+_tree = Check("tree_mask")
 _dropout = Check("dropout")
 
 
@@ -388,6 +391,20 @@ def document_mask(
     """True where query and key have the same document number."""
     _documents(query_documents, key_documents)
     return query_documents.unsqueeze(-1) == key_documents.unsqueeze(-2)
+
+
+@implements(TreeMask[Tensor])
+def tree_mask(parents: Int[Tensor, "*batch n"]) -> Bool[Tensor, "*batch n n"]:
+    """True where the key is the query or an ancestor of it; every step doubles the number of ancestors."""
+    _tree(parents)
+    n = parents.shape[-1]
+    own = torch.arange(n, device=parents.device)
+    ancestor = torch.where((parents >= 0) & (parents < own), parents, own).long()
+    mask = (own[:, None] == own).expand(*parents.shape, n)
+    for _ in range((n - 1).bit_length() if n else 0):
+        mask = mask | mask.gather(-2, ancestor[..., None].expand_as(mask))
+        ancestor = ancestor.gather(-1, ancestor)
+    return mask.contiguous()
 
 
 @implements(Dropout[Tensor])

@@ -376,6 +376,21 @@ class Kernels(Positional, Attention):
         """True where query and key belong to the same document."""
         return query_documents[..., :, None] == key_documents[..., None, :]
 
+    def tree_mask(self, parents: Numbers) -> Numbers:
+        """True where a key is on the path from a root to the query."""
+        n = parents.shape[-1]
+        ancestors = np.array(np.broadcast_to(np.arange(n), parents.shape))
+        mask = np.zeros((*parents.shape, n), bool)
+        for _ in range(n):
+            np.put_along_axis(mask, ancestors[..., None], True, axis=-1)
+            above = np.take_along_axis(parents, ancestors, axis=-1)
+            ancestors = np.where(self.is_earlier(above, ancestors), above, ancestors)
+        return mask
+
+    def is_earlier(self, parents: Numbers, tokens: Numbers) -> Numbers:
+        """True for a parent, False for a number that makes the token a root."""
+        return (parents >= 0) & (parents < tokens)
+
     def dropout(self, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
         """Kept weights divided by 1 − rate; dropped weights are 0."""
         scaled = weights / weights.dtype.type(1 - rate)
