@@ -16,6 +16,7 @@ _SIZES = (
     " vocabulary=6 p=3 spare=2 cached=4 source_vocabulary=7 d_y=3 t=4 depth=3 steps=3 beams=2"
     " slices=6 rows=2 columns=3 slices_from=2 rows_from=3 columns_from=5 patch=3 channels=4 d_g=7"
     " taps=3 s=3 heads_k=2 group=3 pages=5 blocks=2 page=3 sequences=2 parts=3 pairs=2 rest=1 axes=4 d_c=5 d_r=3"
+    " quarters=2"
 )
 SIZES: Mapping[str, int] = {name: int(size) for name, size in (pair.split("=") for pair in _SIZES.split())}
 """Sizes of random arguments; all sizes of one argument differ, so that axes cannot be confused."""

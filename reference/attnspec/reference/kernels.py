@@ -4,7 +4,8 @@ These functions define the results. They favour the formula over speed. Logarith
 None for backends that lack them.
 """
 
-from itertools import pairwise
+from fractions import Fraction
+from itertools import count, pairwise
 from math import ceil, floor, log, pi
 
 import numpy as np
@@ -26,6 +27,7 @@ from attnspec.spec.kernels import (
     LatentAttention,
     MergeAttention,
     PagedAttention,
+    RelativePositionBias,
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
@@ -42,6 +44,7 @@ __all__ = [
     "latent_attention",
     "merge_attention",
     "paged_attention",
+    "relative_position_bias",
     "rotary_embedding",
     "rotary_frequencies",
     "sliding_window_mask",
@@ -355,6 +358,35 @@ def two_to_minus(exponent: np.ndarray, like: np.ndarray) -> np.ndarray:
     """2^(−exponent), computed in the dtype of ``like``."""
     powers: np.ndarray = np.exp(-exponent * np.log(like.dtype.type(2)))
     return powers
+
+
+@defines(RelativePositionBias[np.ndarray])
+def relative_position_bias(
+    table: Float[np.ndarray, "buckets heads"],
+    query_positions: Int[np.ndarray, "*#batch n"],
+    key_positions: Int[np.ndarray, "*#batch m"],
+    *,
+    bidirectional: bool = True,
+    max_distance: int = 128,
+) -> Float[np.ndarray, "*batch heads n m"]:
+    """B_{rij} = T_{b, r} with the bucket b of the distance between the positions of query i and key j."""
+    ahead = key_positions[..., None, :] - query_positions[..., :, None]
+    buckets = len(table) // 2 if bidirectional else len(table)
+    distance = np.abs(ahead) if bidirectional else np.maximum(-ahead, 0)
+    bucket = np.searchsorted(bucket_starts(buckets, max_distance), distance, side="right")
+    bias: np.ndarray = table[bucket + buckets * (ahead > 0) if bidirectional else bucket]
+    return np.moveaxis(bias, -1, -3)
+
+
+def bucket_starts(buckets: int, max_distance: int) -> list[int]:
+    """The least distance in each bucket but the first: for bucket e + k, the least x with (x/e)^(h−e) ≥ (D/e)^k."""
+    exact = buckets // 2
+    starts = list(range(1, exact + 1))
+    for k in range(1, buckets - exact):
+        least = Fraction(max_distance, exact) ** k
+        about = int(exact * (max_distance / exact) ** (k / (buckets - exact)))
+        starts.append(next(x for x in count(about - 1) if Fraction(x, exact) ** (buckets - exact) >= least))
+    return starts
 
 
 @defines(SlidingWindowMask[np.ndarray])

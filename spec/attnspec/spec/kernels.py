@@ -22,6 +22,7 @@ from attnspec.spec.contract.sources import (
     OPENAI,
     PENG,
     PRESS,
+    RAFFEL,
     SRIVASTAVA,
     SU,
     VASWANI,
@@ -40,6 +41,7 @@ __all__ = [
     "LatentAttention",
     "MergeAttention",
     "PagedAttention",
+    "RelativePositionBias",
     "RotaryEmbedding",
     "RotaryFrequencies",
     "SlidingWindowMask",
@@ -429,6 +431,42 @@ class AlibiSlopes(Protocol[Array_co]):
     def __call__(self, heads: int) -> Float[Array_co, "{heads}"]: ...
 
 
+@operation(
+    "relative_position_bias",
+    chapter="kernels",
+    formula=r"B_{rij} = T_{b(t_j - s_i),\, r},\quad b(x) = h\,[x > 0] + c(|x|) \text{ or } c(\max(-x, 0)),\quad"
+    r" c(x) = x \text{ for } x < e,\quad"
+    r" c(x) = \min(h - 1,\, e + \lfloor (h - e) \log(x / e) / \log(D / e) \rfloor),\quad e = \lfloor h / 2 \rfloor",
+    sources=[RAFFEL.passage("2.1 Model: relative position embeddings")],
+    axes={"quarters": Axis.TAP},
+    linear="table",
+    features="bidirectional max_distance",
+    generated_below={"query_positions": 1200, "key_positions": 1200},
+    trial_values={"max_distance": (40,)},
+)
+class RelativePositionBias(Protocol[Array]):
+    """Bias of T5: a learned number per head for every bucket of distances.
+
+    Where: T is `table`, s and t are the positions of queries and keys, and D is `max_distance`. Of the h buckets for
+    one direction, the first half holds a single distance each, the others grow up to D, and the last one has no end. If
+    `bidirectional`, half of all buckets are for later keys. Otherwise all are for earlier keys, and later keys have
+    distance 0. The floor is that of the real number: at the limits of buckets a rounded logarithm could miss it. The
+    result is in units of table; pass it to attention as `bias`.
+    Domain: D > e.
+    Edges: With m = 0 the bias is empty.
+    """
+
+    def __call__(
+        self,
+        table: Annotated[Float[Array, "buckets heads"], sizes(buckets="4*quarters")],
+        query_positions: Int[Array, "*#batch n"],
+        key_positions: Int[Array, "*#batch m"],
+        *,
+        bidirectional: bool = True,
+        max_distance: int = 128,
+    ) -> Float[Array, "*batch heads n m"]: ...
+
+
 @depends_on("window_left")
 @operation(
     "sliding_window_mask",
@@ -529,6 +567,7 @@ class KernelsOperations(Generic[Array]):
     axial_rotary_embedding: AxialRotaryEmbedding[Array]
     rotary_frequencies: RotaryFrequencies[Array]
     alibi_slopes: AlibiSlopes[Array]
+    relative_position_bias: RelativePositionBias[Array]
     sliding_window_mask: SlidingWindowMask[Array]
     document_mask: DocumentMask[Array]
     tree_mask: TreeMask[Array]
@@ -547,6 +586,7 @@ class KernelsTable(TypedDict, Generic[Array], total=False):
     axial_rotary_embedding: AxialRotaryEmbedding[Array]
     rotary_frequencies: RotaryFrequencies[Array]
     alibi_slopes: AlibiSlopes[Array]
+    relative_position_bias: RelativePositionBias[Array]
     sliding_window_mask: SlidingWindowMask[Array]
     document_mask: DocumentMask[Array]
     tree_mask: TreeMask[Array]

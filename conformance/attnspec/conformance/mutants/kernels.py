@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.spec.kernels import (
@@ -21,6 +22,7 @@ from attnspec.spec.kernels import (
     LatentAttention,
     MergeAttention,
     PagedAttention,
+    RelativePositionBias,
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
@@ -913,6 +915,108 @@ def early_slopes(correct: Formulas, heads: int) -> Numbers:
 def one_series_of_slopes(correct: Formulas, heads: int) -> Numbers:
     """The slopes are 2^(−8(r + 1)/h) even if h is no power of two."""
     return (2.0 ** (-8 * (np.arange(heads) + 1) / heads)).astype(correct.default)
+
+
+@mutant(
+    "distances from keys to queries",
+    replaces="positions_ahead",
+    operations=(RelativePositionBias,),
+    breaks=("kernels.buckets-of-distances", "operation.oracle"),
+    source="dmlc/gluon-nlp#1470: query position minus key position",
+)
+def reversed_distances(correct: Formulas, query_positions: Numbers, key_positions: Numbers) -> Numbers:
+    """Earlier keys count as later ones."""
+    return -Formulas.positions_ahead(correct, query_positions, key_positions)
+
+
+@mutant(
+    "half of the buckets for single distances, of both directions",
+    replaces="one_way_bucket",
+    operations=(RelativePositionBias,),
+    breaks=("operation.oracle",),
+    source="buckets that are halved once for both directions, and not again",
+)
+def single_distances_only(correct: Formulas, distance: Numbers, buckets: int, max_distance: int) -> Numbers:
+    """All buckets of a direction hold a single distance, and the last one the others."""
+    return np.minimum(distance, buckets - 1)
+
+
+@mutant(
+    "buckets of distances that grow to the base 2",
+    replaces="logarithmic_buckets",
+    operations=(RelativePositionBias,),
+    breaks=("operation.oracle",),
+    source="a logarithm that is not divided by that of the largest distance",
+)
+def octaves(correct: Formulas, distance: Numbers, exact: int, wide: int, max_distance: int) -> Numbers:
+    """Each bucket ends at twice the distance of the one before."""
+    return np.floor(np.log2(np.maximum(distance, exact) / exact)).astype(np.int64)
+
+
+@mutant(
+    "buckets of distances rounded to the nearest",
+    replaces="logarithmic_buckets",
+    operations=(RelativePositionBias,),
+    breaks=("operation.oracle",),
+    source="round for floor",
+)
+def rounded_buckets(correct: Formulas, distance: Numbers, exact: int, wide: int, max_distance: int) -> Numbers:
+    """Logarithms are rounded, not cut."""
+    ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
+    return np.rint(ratio * wide).astype(np.int64)
+
+
+@mutant(
+    "largest distance always 128",
+    replaces="logarithmic_buckets",
+    operations=(RelativePositionBias,),
+    breaks=("operation.oracle", "operation.options-have-effect"),
+    source="a constant of T5, which other models configure",
+)
+def always_128(correct: Formulas, distance: Numbers, exact: int, wide: int, max_distance: int) -> Numbers:
+    """The option is ignored."""
+    return Formulas.logarithmic_buckets(correct, distance, exact, wide, 128)
+
+
+@mutant(
+    "positions of a bias counted from the first key",
+    replaces="positions_ahead",
+    operations=(RelativePositionBias,),
+    breaks=("operation.oracle",),
+    source="two ranges from 0, whatever the positions are",
+)
+def both_from_zero(correct: Formulas, query_positions: Numbers, key_positions: Numbers) -> Numbers:
+    """Positions are the indices of rows and columns."""
+    ahead = Formulas.positions_ahead(correct, query_positions, key_positions)
+    n, m = ahead.shape[-2:]
+    return np.zeros_like(ahead) + np.arange(m) - np.arange(n)[:, None]
+
+
+@mutant(
+    "later keys in buckets of their own in a causal bias",
+    replaces="distance_bucket",
+    operations=(RelativePositionBias,),
+    breaks=("kernels.buckets-of-distances", "operation.oracle"),
+    source="one function for encoder and decoder",
+)
+def always_both_directions(
+    correct: Formulas, ahead: Numbers, buckets: int, bidirectional: bool, max_distance: int
+) -> Numbers:
+    """Buckets are always those of both directions."""
+    return Formulas.distance_bucket(correct, ahead, buckets, True, max_distance)
+
+
+@mutant(
+    "positions of a bias in bfloat16",
+    replaces="positions_ahead",
+    operations=(RelativePositionBias,),
+    breaks=("kernels.buckets-of-distances", "operation.oracle"),
+    source="positions cast to the dtype of the table",
+)
+def rounded_positions(correct: Formulas, query_positions: Numbers, key_positions: Numbers) -> Numbers:
+    """Positions are rounded to 8 bits before they are subtracted."""
+    narrow = [rounded(x.astype(np.float64), "bfloat16").astype(np.int64) for x in (query_positions, key_positions)]
+    return Formulas.positions_ahead(correct, *narrow)
 
 
 @mutant(

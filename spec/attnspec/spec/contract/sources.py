@@ -129,6 +129,10 @@ RADFORD = Source(
     "Improving language understanding by generative pre-training",
     url="https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf",
 )
+RAFFEL = Source(
+    "Raffel 2020",
+    "Exploring the limits of transfer learning with a unified text-to-text transformer (arXiv:1910.10683)",
+)
 SRIVASTAVA = Source(
     "Srivastava 2014",
     "Dropout: a simple way to prevent neural networks from overfitting",
@@ -182,6 +186,7 @@ PAPERS = (
     PENG,
     PRESS,
     RADFORD,
+    RAFFEL,
     SRIVASTAVA,
     SU,
     VASWANI,

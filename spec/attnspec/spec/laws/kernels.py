@@ -15,6 +15,7 @@ from attnspec.spec.contract.sources import (
     OPENAI,
     PENG,
     PRESS,
+    RAFFEL,
     SRIVASTAVA,
     SU,
     WANG_QWEN,
@@ -28,6 +29,7 @@ from attnspec.spec.kernels import (
     LatentAttention,
     MergeAttention,
     PagedAttention,
+    RelativePositionBias,
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
@@ -145,6 +147,17 @@ GEOMETRIC_ALIBI_SLOPES = law(
     formula=r"m_{r+1} / m_r = m_0,\ m_{H-1} = 2^{-8};\quad m_{H+r}(h) = m_{2r}(2H)",
     governs=of(AlibiSlopes),
     sources=[PRESS.passage("3 Attention with linear biases")],
+)
+BUCKETS_OF_DISTANCES = law(
+    "kernels.buckets-of-distances",
+    "The bias depends only on the distance between positions: counting from elsewhere changes nothing. Distance 0 has "
+    "the first row of the table; all distances from the largest on have the same bias. Later keys have buckets of "
+    "their own if the bias is bidirectional, and the bias of distance 0 otherwise.",
+    formula=r"B(s + a, t + a) = B(s, t),\quad t_j = s_i \Rightarrow B_{rij} = T_{0r},\quad"
+    r" |x|, |y| \ge D \Rightarrow b(x) = b(y) \text{ for } x y > 0,"
+    r"\quad x > 0 \Rightarrow b(x) \ge h \text{ or } b(x) = 0",
+    governs=of(RelativePositionBias),
+    sources=[RAFFEL.passage("2.1 Model: relative position embeddings")],
 )
 WINDOW_AND_DOCUMENT_MASKS = law(
     "kernels.window-and-document-masks",

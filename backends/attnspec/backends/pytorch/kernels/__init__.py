@@ -22,6 +22,7 @@ from attnspec.backends.pytorch.runtime.devices import float64_device
 from attnspec.backends.pytorch.runtime.products import wide_product
 from attnspec.backends.pytorch.runtime.ranges import refuse_decreasing_ends, refuse_out_of_range, refuse_scale_and_cap
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
+from attnspec.backends.pytorch.runtime.tables import embedding_rows
 from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 from attnspec.spec import (
     AlibiSlopes,
@@ -32,6 +33,7 @@ from attnspec.spec import (
     LatentAttention,
     MergeAttention,
     PagedAttention,
+    RelativePositionBias,
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
@@ -49,6 +51,7 @@ __all__ = [
     "latent_attention",
     "merge_attention",
     "paged_attention",
+    "relative_position_bias",
     "rotary_embedding",
     "rotary_frequencies",
     "sliding_window_mask",
@@ -65,6 +68,7 @@ _rotary = Check("rotary_embedding")
 _axial = Check("axial_rotary_embedding")
 _frequencies = Check("rotary_frequencies")
 _slopes = Check("alibi_slopes")
+_relative = Check("relative_position_bias")
 _window = Check("sliding_window_mask")
 _documents = Check("document_mask")
 _tree = Check("tree_mask")
@@ -373,6 +377,44 @@ def alibi_slopes(heads: int) -> Float[Tensor, "{heads}"]:
     power = 1 << (heads.bit_length() - 1)
     exponents = [8 * (r + 1) / power for r in range(power)] + [4 * (2 * r + 1) / power for r in range(heads - power)]
     return torch.tensor([2.0**-exponent for exponent in exponents])
+
+
+@implements(RelativePositionBias[Tensor])
+@ignores_autocast
+def relative_position_bias(
+    table: Float[Tensor, "buckets heads"],
+    query_positions: Int[Tensor, "*#batch n"],
+    key_positions: Int[Tensor, "*#batch m"],
+    *,
+    bidirectional: bool = True,
+    max_distance: int = 128,
+) -> Float[Tensor, "*batch heads n m"]:
+    """Rows of the table, one for each bucket of distances; gradients of half dtypes are summed in float32."""
+    _relative(table, query_positions, key_positions, max_distance, bidirectional=bidirectional)
+    buckets = table.shape[0] // 2 if bidirectional else table.shape[0]
+    if not max_distance > buckets // 2:
+        raise ValueError(
+            f"relative_position_bias: max_distance: expected more than the {buckets // 2} distances with a bucket each;"
+            f" got {max_distance}"
+        )
+    ahead = key_positions.long().unsqueeze(-2) - query_positions.long().unsqueeze(-1)
+    distance = ahead.abs() if bidirectional else (-ahead).clamp(min=0)
+    starts = torch.tensor(_bucket_starts(buckets, max_distance), device=ahead.device)
+    bucket = torch.bucketize(distance, starts, right=True)
+    if bidirectional:
+        bucket = bucket + buckets * (ahead > 0)
+    rows = embedding_rows(bucket, upcast(table) if needs_gradients(table) else table)
+    return rows.to(table.dtype).movedim(-1, -3)
+
+
+def _bucket_starts(buckets: int, max_distance: int) -> list[int]:
+    """The least distance in each bucket but the first, decided by powers of integers."""
+    exact = buckets // 2
+    starts, growing = list(range(1, exact + 1)), buckets - exact
+    for k in range(1, growing):
+        start = int(exact * (max_distance / exact) ** (k / growing))
+        starts.append(start + int(start**growing * exact**k < max_distance**k * exact**growing))
+    return starts
 
 
 @implements(SlidingWindowMask[Tensor])
