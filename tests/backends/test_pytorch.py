@@ -71,6 +71,8 @@ SIZES |= {"cached": 3, "source_vocabulary": 8}
 SIZES |= {"heads_k": 2, "group": 3, "pages": 5, "blocks": 2, "page": 3, "sequences": 2, "parts": 3, "pairs": 2}
 SIZES |= {"rest": 1, "axes": 2}
 SIZES |= {"d_c": 5, "d_r": 3, "entries": 3, "query_blocks": 3, "key_blocks": 3}
+SIZES |= {"rest": 1, "axes": 2, "quarters": 2}
+SIZES |= {"d_c": 5, "d_r": 3}
 
 
 def name_of(operation: Operation) -> str:
@@ -643,6 +645,15 @@ def head_weights(query: Tensor, key: Tensor, **options: Any) -> Tensor:
     return grouped(query, key, torch.eye(m, dtype=key.dtype).expand(*key.shape[:-1], m), **options)[0]
 
 
+def buckets_of_distances(table: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    ahead, half = key_positions[..., None, :] - query_positions[..., None], len(table) // 2
+    exact = half // 2
+    logarithms = (ahead.abs() / exact).log() / math.log(128 / exact) * (half - exact)
+    far = (exact + logarithms.clamp(min=0).int()).clamp(max=half - 1)
+    bucket = torch.where(ahead.abs() < exact, ahead.abs(), far)
+    return table[torch.where(ahead > 0, half, 0) + bucket].movedim(-1, -3)
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
     "indexer_scores": indexed,
     "selected_attention": to_selected,
@@ -654,6 +665,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "merge_attention": merged,
     "rotary_embedding": rotated,
     "axial_rotary_embedding": rotated_along_axes,
+    "relative_position_bias": buckets_of_distances,
     "dropout": lambda weights, keep=None: weights if keep is None else torch.where(keep, weights, 0.0),
     "dot_scores": lambda query, key: query @ key.mT,
     "scaled_dot_scores": lambda query, key: query @ key.mT / math.sqrt(query.shape[-1]),

@@ -18,6 +18,7 @@ _SIZES = (
     " taps=3 past=2 slots=5 s=3 heads_k=2 group=3 pages=5 blocks=2 page=3 sequences=2 parts=3 pairs=2 rest=1 axes=4"
     " d_c=5 d_r=3"
     " entries=3 query_blocks=2 key_blocks=1"
+    " quarters=2"
 )
 SIZES: Mapping[str, int] = {name: int(size) for name, size in (pair.split("=") for pair in _SIZES.split())}
 """Sizes of random arguments; all sizes of one argument differ, so that axes cannot be confused."""

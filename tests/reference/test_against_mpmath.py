@@ -758,6 +758,28 @@ def rotary_frequencies(pairs: int) -> list[Any]:
     return frequencies
 
 
+def bucket_of(distance: int, buckets: int) -> int:
+    exact = buckets // 2
+    if distance < exact:
+        return distance
+    growth = mp.log(mp.mpf(distance) / exact) / mp.log(mp.mpf(128) / exact)
+    return min(buckets - 1, exact + int(mp.floor((buckets - exact) * growth + mp.mpf(10) ** -12)))
+
+
+def bias_of(a: dict[str, Any]) -> list[Any]:
+    half = len(a["table"]) // 2
+    ahead = [[t - s for t in a["key_positions"]] for s in a["query_positions"]]
+    return [
+        [[a["table"][half * (x > 0) + bucket_of(abs(x), half)][head] for x in row] for row in ahead]
+        for head in range(len(a["table"][0]))
+    ]
+
+
+def path_to_root(parents: Any, token: int) -> list[int]:
+    parent = parents[token]
+    return [token, *(path_to_root(parents, parent) if 0 <= parent < token else [])]
+
+
 def slopes(heads: int) -> list[Any]:
     below = 2 ** (heads.bit_length() - 1)
     first = [mp.power(2, -mp.mpf(8 * (r + 1)) / below) for r in range(below)]
@@ -954,6 +976,10 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "alibi_slopes": lambda a: slopes(a["heads"]),
     "sliding_window_mask": lambda a: [
         [in_window(beyond(i, j, a["n"], a["m"]), a) for j in range(a["m"])] for i in range(a["n"])
+    ],
+    "relative_position_bias": bias_of,
+    "tree_mask": lambda a: [
+        [j in path_to_root(a["parents"], i) for j in range(len(a["parents"]))] for i in range(len(a["parents"]))
     ],
     "document_mask": lambda a: [[d == e for e in a["key_documents"]] for d in a["query_documents"]],
     "dropout": lambda a: [

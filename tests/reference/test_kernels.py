@@ -15,10 +15,12 @@ from attnspec.reference import (
     grouped_query_attention,
     merge_attention,
     paged_attention,
+    relative_position_bias,
     rotary_embedding,
     rotary_frequencies,
     scaled_dot_product_attention,
     sliding_window_mask,
+    tree_mask,
     variable_length_attention,
 )
 from attnspec.spec import ShapeError
@@ -201,6 +203,32 @@ def test_slopes_are_powers_of_two(heads: int, exponents: list[int]) -> None:
 def test_documents_attend_to_themselves_alone() -> None:
     mask = document_mask(np.array([0, 7, 7]), np.array([7, 0]))
     assert mask.tolist() == [[False, True], [True, False], [True, False]]
+
+
+BUCKETS = [0, 1, 2, 3, 4, 5, 6, 7, *[8] * 4, *[9] * 4, *[10] * 7, *[11] * 9, *[12] * 14, *[13] * 18, *[14] * 27]
+"""The bucket of each distance up to 90 in T5's encoder: after 8 single distances, buckets grow by √2."""
+
+
+def test_distances_have_the_buckets_of_t5() -> None:
+    positions = np.array([0, 500])
+    behind, ahead = 500 - np.arange(700), 500 + np.arange(700)
+    numbers = np.arange(32.0)[:, None]
+    expected = np.array(BUCKETS + [15] * (700 - len(BUCKETS)))
+    assert relative_position_bias(numbers, positions, behind)[0, 1].tolist() == expected.tolist()
+    assert relative_position_bias(numbers, positions, ahead)[0, 1].tolist() == [0, *(16 + expected[1:])]
+
+
+def test_a_causal_bias_does_not_see_later_distances() -> None:
+    """Of eight buckets four hold a single distance; with 4·2⁴ = 64 as the largest, each other is twice as long."""
+    keys = 100 + np.array([50, 1, 0, -3, -4, -7, -8, -15, -16, -31, -32, -99])
+    bias = relative_position_bias(np.arange(8.0)[:, None], np.array([100]), keys, bidirectional=False, max_distance=64)
+    assert bias.tolist() == [[[0, 0, 0, 3, 4, 4, 5, 5, 6, 6, 7, 7]]]
+
+
+def test_tokens_of_a_tree_attend_to_their_paths() -> None:
+    """Tokens 1 and 2 are children of 0, and token 3 is one of 2; 4 and 5, whose parent is not earlier, are roots."""
+    mask = tree_mask(np.array([-1, 0, 0, 2, -1, 7]))
+    assert [np.flatnonzero(row).tolist() for row in mask] == [[0], [0, 1], [0, 2], [0, 2, 3], [4], [5]]
 
 
 def test_dropout_scales_the_kept_weights() -> None:

@@ -116,6 +116,7 @@ def test_repeatability_concerns_operations_with_float_results() -> None:
         "positions_from_mask",
         "top_keys",
         "block_mask",
+        "tree_mask",
     }
 
 

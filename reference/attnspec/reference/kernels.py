@@ -4,7 +4,8 @@ These functions define the results. They favour the formula over speed. Logarith
 None for backends that lack them.
 """
 
-from itertools import pairwise
+from fractions import Fraction
+from itertools import count, pairwise
 from math import ceil, floor, log, pi
 
 import numpy as np
@@ -28,10 +29,12 @@ from attnspec.spec.kernels import (
     MergeAttention,
     PagedAttention,
     PositionsFromMask,
+    RelativePositionBias,
     RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
+    TreeMask,
     VariableLengthAttention,
 )
 
@@ -46,10 +49,12 @@ __all__ = [
     "merge_attention",
     "paged_attention",
     "positions_from_mask",
+    "relative_position_bias",
     "rolling_buffer_positions",
     "rotary_embedding",
     "rotary_frequencies",
     "sliding_window_mask",
+    "tree_mask",
     "variable_length_attention",
 ]
 
@@ -410,6 +415,35 @@ def two_to_minus(exponent: np.ndarray, like: np.ndarray) -> np.ndarray:
     return powers
 
 
+@defines(RelativePositionBias[np.ndarray])
+def relative_position_bias(
+    table: Float[np.ndarray, "buckets heads"],
+    query_positions: Int[np.ndarray, "*#batch n"],
+    key_positions: Int[np.ndarray, "*#batch m"],
+    *,
+    bidirectional: bool = True,
+    max_distance: int = 128,
+) -> Float[np.ndarray, "*batch heads n m"]:
+    """B_{rij} = T_{b, r} with the bucket b of the distance between the positions of query i and key j."""
+    ahead = key_positions[..., None, :] - query_positions[..., :, None]
+    buckets = len(table) // 2 if bidirectional else len(table)
+    distance = np.abs(ahead) if bidirectional else np.maximum(-ahead, 0)
+    bucket = np.searchsorted(bucket_starts(buckets, max_distance), distance, side="right")
+    bias: np.ndarray = table[bucket + buckets * (ahead > 0) if bidirectional else bucket]
+    return np.moveaxis(bias, -1, -3)
+
+
+def bucket_starts(buckets: int, max_distance: int) -> list[int]:
+    """The least distance in each bucket but the first: for bucket e + k, the least x with (x/e)^(h−e) ≥ (D/e)^k."""
+    exact = buckets // 2
+    starts = list(range(1, exact + 1))
+    for k in range(1, buckets - exact):
+        least = Fraction(max_distance, exact) ** k
+        about = int(exact * (max_distance / exact) ** (k / (buckets - exact)))
+        starts.append(next(x for x in count(about - 1) if Fraction(x, exact) ** (buckets - exact) >= least))
+    return starts
+
+
 @defines(SlidingWindowMask[np.ndarray])
 def sliding_window_mask(
     n: int, m: int, *, window: tuple[int | None, int | None] | None = None
@@ -459,6 +493,18 @@ def positions_from_mask(mask: Bool[np.ndarray, "*batch t"]) -> Int[np.ndarray, "
     of_padding = {"zero": 0, "one": 1, "previous": np.maximum(last, 0), "minus-one": -1}
     positions: np.ndarray = np.where(mask, last, of_padding[choice("padding_positions")])
     return positions
+
+
+@defines(TreeMask[np.ndarray])
+def tree_mask(parents: Int[np.ndarray, "*batch n"]) -> Bool[np.ndarray, "*batch n n"]:
+    """Mᵢⱼ = [j = i] ∨ M_{pᵢ j}: a row is that of its parent, and the token itself."""
+    *batch, n = parents.shape
+    mask = np.array(np.broadcast_to(np.eye(n, dtype=bool), (*batch, n, n)))
+    for i in range(n):
+        parent = parents[..., i]
+        row = np.where((parent >= 0) & (parent < i), parent, i)
+        mask[..., i, :] |= np.take_along_axis(mask, row[..., None, None], axis=-2)[..., 0, :]
+    return mask
 
 
 @defines(Dropout[np.ndarray])

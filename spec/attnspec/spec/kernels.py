@@ -17,10 +17,12 @@ from attnspec.spec.contract.sources import (
     JIANG,
     KRELL,
     KWON,
+    MIAO,
     ONNX,
     OPENAI,
     PENG,
     PRESS,
+    RAFFEL,
     SRIVASTAVA,
     SU,
     TRANSFORMERS,
@@ -42,10 +44,12 @@ __all__ = [
     "MergeAttention",
     "PagedAttention",
     "PositionsFromMask",
+    "RelativePositionBias",
     "RollingBufferPositions",
     "RotaryEmbedding",
     "RotaryFrequencies",
     "SlidingWindowMask",
+    "TreeMask",
     "VariableLengthAttention",
 ]
 
@@ -484,6 +488,42 @@ class AlibiSlopes(Protocol[Array_co]):
     def __call__(self, heads: int) -> Float[Array_co, "{heads}"]: ...
 
 
+@operation(
+    "relative_position_bias",
+    chapter="kernels",
+    formula=r"B_{rij} = T_{b(t_j - s_i),\, r},\quad b(x) = h\,[x > 0] + c(|x|) \text{ or } c(\max(-x, 0)),\quad"
+    r" c(x) = x \text{ for } x < e,\quad"
+    r" c(x) = \min(h - 1,\, e + \lfloor (h - e) \log(x / e) / \log(D / e) \rfloor),\quad e = \lfloor h / 2 \rfloor",
+    sources=[RAFFEL.passage("2.1 Model: relative position embeddings")],
+    axes={"quarters": Axis.TAP},
+    linear="table",
+    features="bidirectional max_distance",
+    generated_below={"query_positions": 1200, "key_positions": 1200},
+    trial_values={"max_distance": (40,)},
+)
+class RelativePositionBias(Protocol[Array]):
+    """Bias of T5: a learned number per head for every bucket of distances.
+
+    Where: T is `table`, s and t are the positions of queries and keys, and D is `max_distance`. Of the h buckets for
+    one direction, the first half holds a single distance each, the others grow up to D, and the last one has no end. If
+    `bidirectional`, half of all buckets are for later keys. Otherwise all are for earlier keys, and later keys have
+    distance 0. The floor is that of the real number: at the limits of buckets a rounded logarithm could miss it. The
+    result is in units of table; pass it to attention as `bias`.
+    Domain: D > e.
+    Edges: With m = 0 the bias is empty.
+    """
+
+    def __call__(
+        self,
+        table: Annotated[Float[Array, "buckets heads"], sizes(buckets="4*quarters")],
+        query_positions: Int[Array, "*#batch n"],
+        key_positions: Int[Array, "*#batch m"],
+        *,
+        bidirectional: bool = True,
+        max_distance: int = 128,
+    ) -> Float[Array, "*batch heads n m"]: ...
+
+
 @depends_on("window_left")
 @operation(
     "sliding_window_mask",
@@ -566,6 +606,25 @@ class PositionsFromMask(Protocol[Array]):
 
 
 @operation(
+    "tree_mask",
+    chapter="kernels",
+    formula=r"M_{ij} = [\,j = i\,] \lor (0 \le p_i < i \land M_{p_i j})",
+    sources=[MIAO.passage("4.2 Tree-based parallel decoding: topology-aware causal mask")],
+    axes={"n": Axis.TIME},
+    generated_below={"parents": 12},
+)
+class TreeMask(Protocol[Array]):
+    """Mask of a tree of tokens: a token may attend to itself and to its ancestors.
+
+    Where: p is `parents`, the number of the token before each token on its path, as in speculative decoding with a tree
+    of drafts. In the result, True = may attend.
+    Edges: A token whose parent is not an earlier token, such as −1, is a root. With `n` = 0 the mask is empty.
+    """
+
+    def __call__(self, parents: Int[Array, "*batch n"]) -> Bool[Array, "*batch n n"]: ...
+
+
+@operation(
     "dropout",
     chapter="kernels",
     formula=r"y_{ij} = [\,K_{ij}\,]\, \alpha_{ij} / (1 - p)",
@@ -604,10 +663,12 @@ class KernelsOperations(Generic[Array]):
     axial_rotary_embedding: AxialRotaryEmbedding[Array]
     rotary_frequencies: RotaryFrequencies[Array]
     alibi_slopes: AlibiSlopes[Array]
+    relative_position_bias: RelativePositionBias[Array]
     sliding_window_mask: SlidingWindowMask[Array]
     document_mask: DocumentMask[Array]
     rolling_buffer_positions: RollingBufferPositions[Array]
     positions_from_mask: PositionsFromMask[Array]
+    tree_mask: TreeMask[Array]
     dropout: Dropout[Array]
 
 
@@ -624,8 +685,10 @@ class KernelsTable(TypedDict, Generic[Array], total=False):
     axial_rotary_embedding: AxialRotaryEmbedding[Array]
     rotary_frequencies: RotaryFrequencies[Array]
     alibi_slopes: AlibiSlopes[Array]
+    relative_position_bias: RelativePositionBias[Array]
     sliding_window_mask: SlidingWindowMask[Array]
     document_mask: DocumentMask[Array]
     rolling_buffer_positions: RollingBufferPositions[Array]
     positions_from_mask: PositionsFromMask[Array]
+    tree_mask: TreeMask[Array]
     dropout: Dropout[Array]

@@ -393,6 +393,40 @@ def geometric_alibi_slopes(subject: Subject, arguments: Arguments, rng: np.rando
     return True
 
 
+@checks(law.BUCKETS_OF_DISTANCES, once=True)
+def buckets_of_distances(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Look up a table of 32 different rows for distances up to 300 in both directions."""
+    operation, (leaf,) = subject.operation, subject.operation.floats
+    queries, keys = operation.generated_below
+    (direction,), (largest,) = ([o.path for o in operation.options if bool(o.choices) is x] for x in (True, False))
+    if not subject.limits.has(direction):
+        return False
+    buckets, ahead = 32, np.arange(-300, 301)
+    table = np.arange(buckets)[:, None] + np.array([0.0, 64.0])
+    for both, start in ((True, 400), (False, 400), (True, 70_000)):
+        given = {leaf.path: table, queries: np.array([start]), keys: start + ahead, direction: both}
+        call = Arguments(operation, given)
+        rows = wide(subject.call(call))[0, 0]
+        shifted = call.replaced({queries: call.array(queries) + 17, keys: call.array(keys) + 17})
+        again = wide(subject.call(shifted))[0, 0]
+        subject.demand_match(again, rows, np.zeros(rows.shape), shifted, "counted from elsewhere, the bias")
+        far, near = operation.defaults[largest], rows[ahead == 0]
+        behind, later = rows[ahead <= -far], rows[ahead > 0]
+        expected = {"of distance 0": (near, np.zeros(1)), "of far keys": (behind, np.full(behind.shape, behind[:1]))}
+        if both:
+            end = rows[ahead >= far]
+            expected["of far later keys"] = (end, np.full(end.shape, end[:1]))
+            message = "a later key does not have a bucket of its own direction"
+            subject.demand(
+                bool((later >= buckets // 2).all()), message, call, expected=table[buckets // 2 :], got=later
+            )
+        else:
+            expected["of later keys"] = (later, np.full(later.shape, near))
+        for title, (got, same) in expected.items():
+            subject.demand_match(got, same, np.zeros(same.shape), call, f"{title}, the bias")
+    return True
+
+
 @checks(law.WINDOW_AND_DOCUMENT_MASKS, governs=of(SlidingWindowMask))
 def window_parts(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare a window of two sides with the masks of its sides."""
@@ -427,6 +461,23 @@ def documents(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     mirror = np.swapaxes(mask, -1, -2)
     title = "with queries and keys exchanged, the mask"
     subject.demand_match(subject.call(exchanged), mirror, np.zeros(mirror.shape), exchanged, title)
+    return True
+
+
+@checks(law.ROWS_OF_PARENTS, once=True)
+def rows_of_parents(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Check paths and random trees, with several roots, of up to 80 tokens."""
+    (leaf,) = subject.operation.leaves
+    for n in (1, 5, 80):
+        own = np.arange(n)
+        for parents in (own - 1, rng.integers(-1, own), rng.integers(np.maximum(own - 5, -1), own)):
+            tree = Arguments(subject.operation, {leaf.path: parents})
+            mask = subject.call(tree)
+            if (parents == own - 1).all():
+                subject.demand_match(mask, np.tri(n, dtype=bool), np.zeros((n, n)), tree, "of a path, the mask")
+            above = np.where((parents >= 0)[:, None], mask[parents], np.zeros((), bool))
+            expected = above | np.eye(n, dtype=bool)
+            subject.demand_match(mask, expected, np.zeros((n, n)), tree, "unlike the parent's row and itself, the mask")
     return True
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.spec.kernels import (
@@ -24,10 +25,12 @@ from attnspec.spec.kernels import (
     MergeAttention,
     PagedAttention,
     PositionsFromMask,
+    RelativePositionBias,
     RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
+    TreeMask,
     VariableLengthAttention,
 )
 
@@ -1185,6 +1188,108 @@ def one_series_of_slopes(correct: Formulas, heads: int) -> Numbers:
 
 
 @mutant(
+    "distances from keys to queries",
+    replaces="positions_ahead",
+    operations=(RelativePositionBias,),
+    breaks=("kernels.buckets-of-distances", "operation.oracle"),
+    source="dmlc/gluon-nlp#1470: query position minus key position",
+)
+def reversed_distances(correct: Formulas, query_positions: Numbers, key_positions: Numbers) -> Numbers:
+    """Earlier keys count as later ones."""
+    return -Formulas.positions_ahead(correct, query_positions, key_positions)
+
+
+@mutant(
+    "half of the buckets for single distances, of both directions",
+    replaces="one_way_bucket",
+    operations=(RelativePositionBias,),
+    breaks=("operation.oracle",),
+    source="buckets that are halved once for both directions, and not again",
+)
+def single_distances_only(correct: Formulas, distance: Numbers, buckets: int, max_distance: int) -> Numbers:
+    """All buckets of a direction hold a single distance, and the last one the others."""
+    return np.minimum(distance, buckets - 1)
+
+
+@mutant(
+    "buckets of distances that grow to the base 2",
+    replaces="logarithmic_buckets",
+    operations=(RelativePositionBias,),
+    breaks=("operation.oracle",),
+    source="a logarithm that is not divided by that of the largest distance",
+)
+def octaves(correct: Formulas, distance: Numbers, exact: int, wide: int, max_distance: int) -> Numbers:
+    """Each bucket ends at twice the distance of the one before."""
+    return np.floor(np.log2(np.maximum(distance, exact) / exact)).astype(np.int64)
+
+
+@mutant(
+    "buckets of distances rounded to the nearest",
+    replaces="logarithmic_buckets",
+    operations=(RelativePositionBias,),
+    breaks=("operation.oracle",),
+    source="round for floor",
+)
+def rounded_buckets(correct: Formulas, distance: Numbers, exact: int, wide: int, max_distance: int) -> Numbers:
+    """Logarithms are rounded, not cut."""
+    ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
+    return np.rint(ratio * wide).astype(np.int64)
+
+
+@mutant(
+    "largest distance always 128",
+    replaces="logarithmic_buckets",
+    operations=(RelativePositionBias,),
+    breaks=("operation.oracle", "operation.options-have-effect"),
+    source="a constant of T5, which other models configure",
+)
+def always_128(correct: Formulas, distance: Numbers, exact: int, wide: int, max_distance: int) -> Numbers:
+    """The option is ignored."""
+    return Formulas.logarithmic_buckets(correct, distance, exact, wide, 128)
+
+
+@mutant(
+    "positions of a bias counted from the first key",
+    replaces="positions_ahead",
+    operations=(RelativePositionBias,),
+    breaks=("operation.oracle",),
+    source="two ranges from 0, whatever the positions are",
+)
+def both_from_zero(correct: Formulas, query_positions: Numbers, key_positions: Numbers) -> Numbers:
+    """Positions are the indices of rows and columns."""
+    ahead = Formulas.positions_ahead(correct, query_positions, key_positions)
+    n, m = ahead.shape[-2:]
+    return np.zeros_like(ahead) + np.arange(m) - np.arange(n)[:, None]
+
+
+@mutant(
+    "later keys in buckets of their own in a causal bias",
+    replaces="distance_bucket",
+    operations=(RelativePositionBias,),
+    breaks=("kernels.buckets-of-distances", "operation.oracle"),
+    source="one function for encoder and decoder",
+)
+def always_both_directions(
+    correct: Formulas, ahead: Numbers, buckets: int, bidirectional: bool, max_distance: int
+) -> Numbers:
+    """Buckets are always those of both directions."""
+    return Formulas.distance_bucket(correct, ahead, buckets, True, max_distance)
+
+
+@mutant(
+    "positions of a bias in bfloat16",
+    replaces="positions_ahead",
+    operations=(RelativePositionBias,),
+    breaks=("kernels.buckets-of-distances", "operation.oracle"),
+    source="positions cast to the dtype of the table",
+)
+def rounded_positions(correct: Formulas, query_positions: Numbers, key_positions: Numbers) -> Numbers:
+    """Positions are rounded to 8 bits before they are subtracted."""
+    narrow = [rounded(x.astype(np.float64), "bfloat16").astype(np.int64) for x in (query_positions, key_positions)]
+    return Formulas.positions_ahead(correct, *narrow)
+
+
+@mutant(
     "earlier documents attendable",
     replaces="document_mask",
     operations=(DocumentMask,),
@@ -1194,6 +1299,107 @@ def one_series_of_slopes(correct: Formulas, heads: int) -> Numbers:
 def earlier_documents(correct: Formulas, query_documents: Numbers, key_documents: Numbers) -> Numbers:
     """Keys of documents with smaller numbers are attendable, too."""
     return query_documents[..., :, None] >= key_documents[..., None, :]
+
+
+@mutant(
+    "siblings attendable",
+    replaces="tree_mask",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents", "operation.oracle"),
+    source="PaddlePaddle/FastDeploy#3514: tiles below the diagonal, of which a causal kernel checks no mask",
+)
+def causal_tree(correct: Formulas, parents: Numbers) -> Numbers:
+    """All earlier tokens are attendable, as in a single sequence."""
+    n = parents.shape[-1]
+    return np.array(np.broadcast_to(np.tri(n, dtype=bool), (*parents.shape, n)))
+
+
+@mutant(
+    "tokens of a tree without themselves",
+    replaces="tree_mask",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents", "operation.oracle"),
+    source="paths that are collected from the parent on",
+)
+def ancestors_only(correct: Formulas, parents: Numbers) -> Numbers:
+    """A token may attend to its ancestors alone."""
+    return Formulas.tree_mask(correct, parents) & ~np.eye(parents.shape[-1], dtype=bool)
+
+
+@mutant(
+    "grandparents masked",
+    replaces="tree_mask",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents", "operation.oracle"),
+    source="a row that is copied before its parent's is complete",
+)
+def parents_only(correct: Formulas, parents: Numbers) -> Numbers:
+    """A token may attend to itself and to its parent."""
+    own = np.arange(parents.shape[-1])
+    is_parent = correct.is_earlier(parents, own)[..., None] & (parents[..., None] == own)
+    return is_parent | np.eye(len(own), dtype=bool)
+
+
+@mutant(
+    "descendants in place of ancestors",
+    replaces="tree_mask",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents", "operation.oracle"),
+    source="a transposed mask",
+)
+def descendants(correct: Formulas, parents: Numbers) -> Numbers:
+    """A token may attend to itself and to its descendants."""
+    return np.swapaxes(Formulas.tree_mask(correct, parents), -1, -2)
+
+
+@mutant(
+    "first token attendable to all",
+    replaces="tree_mask",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents", "operation.oracle"),
+    source="one root is assumed, the token that was verified last",
+)
+def common_root(correct: Formulas, parents: Numbers) -> Numbers:
+    """The first token counts as an ancestor of every other."""
+    return Formulas.tree_mask(correct, parents) | (np.arange(parents.shape[-1]) == 0)
+
+
+@mutant(
+    "roots below the last token",
+    replaces="is_earlier",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents",),
+    source="−1 as an index, which counts from the end",
+)
+def last_token_above_roots(correct: Formulas, parents: Numbers, tokens: Numbers) -> Numbers:
+    """The parent −1 is the last token."""
+    return parents < tokens
+
+
+@mutant(
+    "trees of at most eight levels",
+    replaces="tree_mask",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents",),
+    source="a loop over the depth of usual trees",
+)
+def eight_levels(correct: Formulas, parents: Numbers) -> Numbers:
+    """Only the seven nearest ancestors are attendable."""
+    mask = Formulas.tree_mask(correct, parents)
+    levels = np.cumsum(mask[..., ::-1], axis=-1)[..., ::-1]
+    return mask & (levels <= 8)
+
+
+@mutant(
+    "trees of at most 64 tokens",
+    replaces="tree_mask",
+    operations=(TreeMask,),
+    breaks=("kernels.rows-of-parents",),
+    source="a row of the mask in the bits of one integer, as in packed masks of SGLang and TensorRT-LLM",
+)
+def rows_of_64_bits(correct: Formulas, parents: Numbers) -> Numbers:
+    """A row has 64 bits: later tokens are attendable to nobody."""
+    return Formulas.tree_mask(correct, parents) & (np.arange(parents.shape[-1]) < 64)
 
 
 @mutant(

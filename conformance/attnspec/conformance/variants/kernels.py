@@ -17,9 +17,11 @@ from attnspec.spec.kernels import (
     MergeAttention,
     PagedAttention,
     PositionsFromMask,
+    RelativePositionBias,
     RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
+    TreeMask,
     VariableLengthAttention,
 )
 
@@ -170,6 +172,38 @@ class Complex(Formulas):
         """Both features of every pair, rotated by one complex product."""
         number = (value_of(first) + 1j * value_of(second)) * (cosine + 1j * sine)
         return number.real.astype(first.dtype), number.imag.astype(first.dtype)
+
+
+@variant("buckets of distances in single precision", operations=(RelativePositionBias,))
+class SingleLogarithms(Formulas):
+    """Logarithms of distances are float32, as in T5."""
+
+    def logarithmic_buckets(self, distance: Numbers, exact: int, wide: int, max_distance: int) -> Numbers:
+        """Whole buckets by a float32 quotient that is not corrected."""
+        logarithm = np.log((np.maximum(distance, exact) / exact).astype(np.float32))
+        return (logarithm / np.float32(np.log(max_distance / exact)) * np.float32(wide)).astype(np.int64)
+
+
+@variant("biases by products with the table", operations=(RelativePositionBias,))
+class OneHot(Formulas):
+    """Rows are products of the table with vectors of one 1."""
+
+    def bucket_rows(self, table: Numbers, bucket: Numbers) -> Numbers:
+        """Products of the table."""
+        return (bucket[..., None] == np.arange(table.shape[0])).astype(table.dtype) @ table
+
+
+@variant("trees by products of matrices", operations=(TreeMask,))
+class Closure(Formulas):
+    """Reachable tokens are those of a power of the matrix of parents."""
+
+    def tree_mask(self, parents: Numbers) -> Numbers:
+        """Squares of I + P, with P the matrix of parents."""
+        own = np.arange(parents.shape[-1])
+        reached = (parents[..., None] == own) & self.is_earlier(parents, own)[..., None] | (own[:, None] == own)
+        for _ in range(len(own).bit_length()):
+            reached = reached @ reached
+        return reached
 
 
 @variant("dropout by a reciprocal", operations=(Dropout,))

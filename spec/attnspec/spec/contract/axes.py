@@ -39,7 +39,7 @@ class Axis(Flag):
     LENGTH = auto()
     """Length of a sequence that is only counted, not passed as an array. It is at least 1."""
     TAP = auto()
-    """Taps of a filter: neighbouring positions, each with its own weight."""
+    """Taps of a filter, or buckets of distances: neighbouring positions, each with its own weight."""
     HISTORY = auto()
     """Inputs before the first one, which a state holds."""
     PAGE = auto()

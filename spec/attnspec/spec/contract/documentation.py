@@ -43,7 +43,7 @@ MEANINGS = {
     Axis.SPARE: "rows that are not used",
     Axis.GRID: "places of a grid",
     Axis.LENGTH: "tokens",
-    Axis.TAP: "taps of a filter",
+    Axis.TAP: "taps of a filter or quarters of the buckets",
     Axis.HISTORY: "inputs that a state holds",
     Axis.PAGE: "pages of a cache, or rows of one",
     Axis.SEQUENCE: "sequences",

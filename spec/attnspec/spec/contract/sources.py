@@ -116,6 +116,11 @@ KWON = Source(
     "Kwon 2023", "Efficient memory management for large language model serving with PagedAttention (arXiv:2309.06180)"
 )
 LUONG = Source("Luong 2015", "Effective approaches to attention-based neural machine translation (arXiv:1508.04025)")
+MIAO = Source(
+    "Miao 2024",
+    "SpecInfer: accelerating large language model serving with tree-based speculative inference and verification "
+    "(arXiv:2305.09781)",
+)
 OPENAI = Source("OpenAI 2025", "gpt-oss-120b & gpt-oss-20b model card (arXiv:2508.10925)")
 OKTAY = Source("Oktay 2018", "Attention U-Net: learning where to look for the pancreas (arXiv:1804.03999)")
 ONNX = Source("ONNX", "Open Neural Network Exchange: operators", url="https://onnx.ai/onnx/operators/")
@@ -130,6 +135,10 @@ RADFORD = Source(
     url="https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf",
 )
 SHAZEER = Source("Shazeer 2020", "GLU variants improve transformer (arXiv:2002.05202)")
+RAFFEL = Source(
+    "Raffel 2020",
+    "Exploring the limits of transfer learning with a unified text-to-text transformer (arXiv:1910.10683)",
+)
 SRIVASTAVA = Source(
     "Srivastava 2014",
     "Dropout: a simple way to prevent neural networks from overfitting",
@@ -183,6 +192,7 @@ PAPERS = (
     KRELL,
     KWON,
     LUONG,
+    MIAO,
     OKTAY,
     ONNX,
     OPENAI,
@@ -190,6 +200,7 @@ PAPERS = (
     PRESS,
     RADFORD,
     SHAZEER,
+    RAFFEL,
     SRIVASTAVA,
     SU,
     TRANSFORMERS,

@@ -12,10 +12,12 @@ from attnspec.spec.contract.sources import (
     JIANG,
     KRELL,
     KWON,
+    MIAO,
     ONNX,
     OPENAI,
     PENG,
     PRESS,
+    RAFFEL,
     SRIVASTAVA,
     SU,
     TRANSFORMERS,
@@ -33,10 +35,12 @@ from attnspec.spec.kernels import (
     MergeAttention,
     PagedAttention,
     PositionsFromMask,
+    RelativePositionBias,
     RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
+    TreeMask,
     VariableLengthAttention,
 )
 
@@ -159,6 +163,17 @@ GEOMETRIC_ALIBI_SLOPES = law(
     governs=of(AlibiSlopes),
     sources=[PRESS.passage("3 Attention with linear biases")],
 )
+BUCKETS_OF_DISTANCES = law(
+    "kernels.buckets-of-distances",
+    "The bias depends only on the distance between positions: counting from elsewhere changes nothing. Distance 0 has "
+    "the first row of the table; all distances from the largest on have the same bias. Later keys have buckets of "
+    "their own if the bias is bidirectional, and the bias of distance 0 otherwise.",
+    formula=r"B(s + a, t + a) = B(s, t),\quad t_j = s_i \Rightarrow B_{rij} = T_{0r},\quad"
+    r" |x|, |y| \ge D \Rightarrow b(x) = b(y) \text{ for } x y > 0,"
+    r"\quad x > 0 \Rightarrow b(x) \ge h \text{ or } b(x) = 0",
+    governs=of(RelativePositionBias),
+    sources=[RAFFEL.passage("2.1 Model: relative position embeddings")],
+)
 WINDOW_AND_DOCUMENT_MASKS = law(
     "kernels.window-and-document-masks",
     "A window is the intersection of its left and its right part. Without keys on either side it is the diagonal; "
@@ -183,6 +198,15 @@ PADDING_TAKES_NO_POSITION = law(
     formula=r"(p_i)_{i: M_i} = (0, 1, \dots)",
     governs=of(PositionsFromMask),
     sources=[TRANSFORMERS.passage("generation: position_ids from attention_mask")],
+)
+ROWS_OF_PARENTS = law(
+    "kernels.rows-of-parents",
+    "The mask of a path is the causal mask. In any tree, the row of a token is the row of its parent and the token "
+    "itself; the row of a root is the root alone.",
+    formula=r"p_i = i - 1 \Rightarrow M = [j \le i];\quad M_i = M_{p_i} \cup \{i\},"
+    r"\quad p_i = -1 \Rightarrow M_i = \{i\}",
+    governs=of(TreeMask),
+    sources=[MIAO.passage("4.2 Tree-based parallel decoding: topology-aware causal mask")],
 )
 DROPOUT_KEEPS_MEAN = law(
     "kernels.dropout-keeps-mean",

@@ -22,6 +22,7 @@ from attnspec.backends.pytorch.runtime.devices import float64_device
 from attnspec.backends.pytorch.runtime.products import wide_product
 from attnspec.backends.pytorch.runtime.ranges import refuse_decreasing_ends, refuse_out_of_range, refuse_scale_and_cap
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
+from attnspec.backends.pytorch.runtime.tables import embedding_rows
 from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 from attnspec.spec import (
     AlibiSlopes,
@@ -34,10 +35,12 @@ from attnspec.spec import (
     MergeAttention,
     PagedAttention,
     PositionsFromMask,
+    RelativePositionBias,
     RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
     SlidingWindowMask,
+    TreeMask,
     VariableLengthAttention,
     implements,
 )
@@ -53,10 +56,12 @@ __all__ = [
     "merge_attention",
     "paged_attention",
     "positions_from_mask",
+    "relative_position_bias",
     "rolling_buffer_positions",
     "rotary_embedding",
     "rotary_frequencies",
     "sliding_window_mask",
+    "tree_mask",
     "variable_length_attention",
 ]
 
@@ -70,10 +75,12 @@ _rotary = Check("rotary_embedding")
 _axial = Check("axial_rotary_embedding")
 _frequencies = Check("rotary_frequencies")
 _slopes = Check("alibi_slopes")
+_relative = Check("relative_position_bias")
 _window = Check("sliding_window_mask")
 _documents = Check("document_mask")
 _buffer = Check("rolling_buffer_positions")
 _positions = Check("positions_from_mask")
+_tree = Check("tree_mask")
 _dropout = Check("dropout")
 
 
@@ -423,6 +430,44 @@ def alibi_slopes(heads: int) -> Float[Tensor, "{heads}"]:
     return torch.tensor([2.0**-exponent for exponent in exponents])
 
 
+@implements(RelativePositionBias[Tensor])
+@ignores_autocast
+def relative_position_bias(
+    table: Float[Tensor, "buckets heads"],
+    query_positions: Int[Tensor, "*#batch n"],
+    key_positions: Int[Tensor, "*#batch m"],
+    *,
+    bidirectional: bool = True,
+    max_distance: int = 128,
+) -> Float[Tensor, "*batch heads n m"]:
+    """Rows of the table, one for each bucket of distances; gradients of half dtypes are summed in float32."""
+    _relative(table, query_positions, key_positions, max_distance, bidirectional=bidirectional)
+    buckets = table.shape[0] // 2 if bidirectional else table.shape[0]
+    if not max_distance > buckets // 2:
+        raise ValueError(
+            f"relative_position_bias: max_distance: expected more than the {buckets // 2} distances with a bucket each;"
+            f" got {max_distance}"
+        )
+    ahead = key_positions.long().unsqueeze(-2) - query_positions.long().unsqueeze(-1)
+    distance = ahead.abs() if bidirectional else (-ahead).clamp(min=0)
+    starts = torch.tensor(_bucket_starts(buckets, max_distance), device=ahead.device)
+    bucket = torch.bucketize(distance, starts, right=True)
+    if bidirectional:
+        bucket = bucket + buckets * (ahead > 0)
+    rows = embedding_rows(bucket, upcast(table) if needs_gradients(table) else table)
+    return rows.to(table.dtype).movedim(-1, -3)
+
+
+def _bucket_starts(buckets: int, max_distance: int) -> list[int]:
+    """The least distance in each bucket but the first, decided by powers of integers."""
+    exact = buckets // 2
+    starts, growing = list(range(1, exact + 1)), buckets - exact
+    for k in range(1, growing):
+        start = int(exact * (max_distance / exact) ** (k / growing))
+        starts.append(start + int(start**growing * exact**k < max_distance**k * exact**growing))
+    return starts
+
+
 @implements(SlidingWindowMask[Tensor])
 def sliding_window_mask(
     n: int, m: int, *, window: tuple[int | None, int | None] | None = None
@@ -454,6 +499,20 @@ def positions_from_mask(mask: Bool[Tensor, "*batch t"]) -> Int[Tensor, "*batch t
     """Number of tokens before each token; 0 for padding."""
     _positions(mask)
     return (mask.cumsum(-1) - 1).masked_fill(~mask, 0)
+
+
+@implements(TreeMask[Tensor])
+def tree_mask(parents: Int[Tensor, "*batch n"]) -> Bool[Tensor, "*batch n n"]:
+    """True where the key is the query or an ancestor of it; every step doubles the number of ancestors."""
+    _tree(parents)
+    n = parents.shape[-1]
+    own = torch.arange(n, device=parents.device)
+    ancestor = torch.where((parents >= 0) & (parents < own), parents, own).long()
+    mask = (own[:, None] == own).expand(*parents.shape, n)
+    for _ in range((n - 1).bit_length() if n else 0):
+        mask = mask | mask.gather(-2, ancestor[..., None].expand_as(mask))
+        ancestor = ancestor.gather(-1, ancestor)
+    return mask.contiguous()
 
 
 @implements(Dropout[Tensor])

@@ -379,6 +379,46 @@ class Kernels(Positional, Attention):
         exponents = np.concatenate([8 * (first + 1) / below, 4 * (2 * others + 1) / below])
         return (2.0**-exponents).astype(self.default)
 
+    def relative_position_bias(
+        self,
+        table: Numbers,
+        query_positions: Numbers,
+        key_positions: Numbers,
+        *,
+        bidirectional: bool = True,
+        max_distance: int = 128,
+    ) -> Numbers:
+        """Bias of T5, from the bucket of every distance."""
+        ahead = self.positions_ahead(query_positions, key_positions)
+        bucket = self.distance_bucket(ahead, table.shape[0], bidirectional, max_distance)
+        return np.moveaxis(self.bucket_rows(table, bucket), -1, -3)
+
+    def positions_ahead(self, query_positions: Numbers, key_positions: Numbers) -> Numbers:
+        """Positions of keys minus those of queries."""
+        return key_positions[..., None, :] - query_positions[..., :, None]
+
+    def distance_bucket(self, ahead: Numbers, buckets: int, bidirectional: bool, max_distance: int) -> Numbers:
+        """The bucket of a distance; later keys have buckets of their own if ``bidirectional``."""
+        if not bidirectional:
+            return self.one_way_bucket(np.maximum(-ahead, 0), buckets, max_distance)
+        return self.one_way_bucket(np.abs(ahead), buckets // 2, max_distance) + (ahead > 0) * (buckets // 2)
+
+    def one_way_bucket(self, distance: Numbers, buckets: int, max_distance: int) -> Numbers:
+        """The bucket in one direction: single distances first, then logarithmic ones."""
+        exact = buckets // 2
+        wide = exact + self.logarithmic_buckets(distance, exact, buckets - exact, max_distance)
+        return np.where(distance < exact, distance, np.minimum(wide, buckets - 1))
+
+    def logarithmic_buckets(self, distance: Numbers, exact: int, wide: int, max_distance: int) -> Numbers:
+        """Whole buckets between ``exact`` and a distance."""
+        ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
+        # A quotient of logarithms that is a whole number may be rounded to less.
+        return np.floor(ratio * wide + 2.0**-32).astype(np.int64)
+
+    def bucket_rows(self, table: Numbers, bucket: Numbers) -> Numbers:
+        """The rows of a table."""
+        return table[bucket]
+
     def sliding_window_mask(self, n: int, m: int, *, window: Any = None) -> Numbers:
         """True where a key lies within the window."""
         left, right = self.window_sides(window)
@@ -422,6 +462,21 @@ class Kernels(Positional, Attention):
         """Positions of padding; ``last`` is that of the token before it."""
         of_padding = {"zero": 0, "one": 1, "previous": np.maximum(last, 0), "minus-one": -1}
         return of_padding[choice("padding_positions")] + 0 * last
+
+    def tree_mask(self, parents: Numbers) -> Numbers:
+        """True where a key is on the path from a root to the query."""
+        n = parents.shape[-1]
+        ancestors = np.array(np.broadcast_to(np.arange(n), parents.shape))
+        mask = np.zeros((*parents.shape, n), bool)
+        for _ in range(n):
+            np.put_along_axis(mask, ancestors[..., None], True, axis=-1)
+            above = np.take_along_axis(parents, ancestors, axis=-1)
+            ancestors = np.where(self.is_earlier(above, ancestors), above, ancestors)
+        return mask
+
+    def is_earlier(self, parents: Numbers, tokens: Numbers) -> Numbers:
+        """True for a parent, False for a number that makes the token a root."""
+        return (parents >= 0) & (parents < tokens)
 
     def dropout(self, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
         """Kept weights divided by 1 − rate; dropped weights are 0."""
