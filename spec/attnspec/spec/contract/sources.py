@@ -133,6 +133,9 @@ RAFFEL = Source(
     "Raffel 2020",
     "Exploring the limits of transfer learning with a unified text-to-text transformer (arXiv:1910.10683)",
 )
+RAMAPURAM = Source(
+    "Ramapuram 2025", "Theory, analysis, and best practices for sigmoid self-attention (arXiv:2409.04431)"
+)
 SRIVASTAVA = Source(
     "Srivastava 2014",
     "Dropout: a simple way to prevent neural networks from overfitting",
@@ -187,6 +190,7 @@ PAPERS = (
     PRESS,
     RADFORD,
     RAFFEL,
+    RAMAPURAM,
     SRIVASTAVA,
     SU,
     VASWANI,
