@@ -155,6 +155,15 @@ def scaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: 
     return weights(q @ k.mT / math.sqrt(q.shape[-1]), mask, causal) @ v
 
 
+def sigmoid_weighted(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    allowed = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+    allowed = allowed.tril() if causal else allowed
+    return torch.where(allowed, 1 / (1 + torch.exp(-scores)), 0.0) @ value
+
+
 def projected(x: Tensor, memory: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **options: Any) -> Tensor:
     return scaled(x @ w_q.mT, memory @ w_k.mT, memory @ w_v.mT, **options)
 
@@ -665,6 +674,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "merge_attention": merged,
     "rotary_embedding": rotated,
     "axial_rotary_embedding": rotated_along_axes,
+    "sigmoid_attention": sigmoid_weighted,
     "relative_position_bias": buckets_of_distances,
     "dropout": lambda weights, keep=None: weights if keep is None else torch.where(keep, weights, 0.0),
     "dot_scores": lambda query, key: query @ key.mT,

@@ -133,6 +133,9 @@ def test_other_operations_refuse_numbers_out_of_their_domain() -> None:
             backend.rotary_frequencies(4, **{name: 0.0})
     with pytest.raises(ValueError, match=r"^rotary_frequencies: low: expected less than high = 4.0; got 4.0$"):
         backend.rotary_frequencies(4, low=4.0)
+    for bias in (nan, inf):
+        with pytest.raises(ValueError, match=f"^sigmoid_attention: bias: expected a finite number; got {bias}$"):
+            backend.sigmoid_attention(QUERY, QUERY, QUERY, bias=bias)
     positions = torch.arange(3)
     with pytest.raises(ValueError, match=r"^relative_position_bias: max_distance: expected more than the 8 .* got 8$"):
         backend.relative_position_bias(torch.zeros(32, 2), positions, positions, max_distance=8)

@@ -399,6 +399,7 @@ RIGHT_DIAGNOSES |= {
     "sgl-project/sglang#34446": ("all axes at the positions of the first",),
     "lucidrains/x-transformers#103": ("positions of a bias counted from the first key",),
     "huggingface/candle#727": ("half of the buckets for single distances, of both directions",),
+    "PaddlePaddle/FastDeploy#3514": ("siblings attendable",),
     "dmlc/gluon-nlp#1470": ("distances from keys to queries",),
     "jmaczan/tiny-vllm#1": ("frequencies not scaled",),
     "NVIDIA-NeMo/Automodel#2825": ("rotary_ramp rotations",),

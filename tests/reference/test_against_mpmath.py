@@ -227,6 +227,16 @@ def sigmoid(x: Any) -> Any:
     return 1 / (1 + mp.exp(-x))
 
 
+def sigmoid_weighted(a: dict[str, Any]) -> list[list[Any]]:
+    n, m = len(a["query"]), len(a["key"])
+
+    def weight(i: int, j: int) -> Any:
+        attendable = a["mask"][i][j] and (beyond(i, j, n, m) <= 0 or not a.get("causal"))
+        return sigmoid(scaled(a["query"][i], a["key"][j]) + a.get("bias", 0)) if attendable else mp.mpf(0)
+
+    return pool(table(weight, n, m), a["value"])
+
+
 def gru(a: dict[str, Any]) -> list[Any]:
     p, x, h = a["parameters"], a["x"], a["state"]
 
@@ -977,6 +987,7 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "sliding_window_mask": lambda a: [
         [in_window(beyond(i, j, a["n"], a["m"]), a) for j in range(a["m"])] for i in range(a["n"])
     ],
+    "sigmoid_attention": sigmoid_weighted,
     "relative_position_bias": bias_of,
     "tree_mask": lambda a: [
         [j in path_to_root(a["parents"], i) for j in range(len(a["parents"]))] for i in range(len(a["parents"]))

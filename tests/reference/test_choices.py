@@ -13,7 +13,7 @@ from attnspec.spec.contract.tree import flatten
 
 from .conftest import SIZES, without_keys_for_first_query
 
-WITHOUT_AVERAGES = ("mean_normalization", "dropout", "graph_layer")
+WITHOUT_AVERAGES = ("mean_normalization", "dropout", "graph_layer", "sigmoid_attention")
 """Operations with a mask whose rows are no weighted averages: without keys they are 0 under any choice."""
 
 

@@ -19,6 +19,7 @@ from attnspec.reference import (
     rotary_embedding,
     rotary_frequencies,
     scaled_dot_product_attention,
+    sigmoid_attention,
     sliding_window_mask,
     tree_mask,
     variable_length_attention,
@@ -203,6 +204,23 @@ def test_slopes_are_powers_of_two(heads: int, exponents: list[int]) -> None:
 def test_documents_attend_to_themselves_alone() -> None:
     mask = document_mask(np.array([0, 7, 7]), np.array([7, 0]))
     assert mask.tolist() == [[False, True], [True, False], [True, False]]
+
+
+def test_sigmoids_weigh_each_key_by_itself() -> None:
+    """With d = 4 the scores are 0, ln 3 and −ln 3, and their sigmoids 1/2, 3/4 and 1/4."""
+    query, keys, values = (
+        np.eye(1, 4),
+        2 * np.log(3) * np.array([[0.0], [1], [-1]]) * np.ones(4),
+        np.array([[8.0], [16], [32]]),
+    )
+    cases: list[tuple[float, dict[str, Any]]] = [
+        (24.0, {}),
+        (16.0, {"mask": np.array([[True, True, False]])}),
+        (6.0, {"causal": True, "bias": np.log(3)}),
+    ]
+    for expected, options in cases:
+        results = [sigmoid_attention(query, keys, values, **options), np.array([[expected]])]
+        assert_within_budgets(results, "sigmoid_attention", query, keys, values, **options)
 
 
 BUCKETS = [0, 1, 2, 3, 4, 5, 6, 7, *[8] * 4, *[9] * 4, *[10] * 7, *[11] * 9, *[12] * 14, *[13] * 18, *[14] * 27]

@@ -15,9 +15,10 @@ from attnspec.reference.attention import attend
 from attnspec.reference.defining.arithmetic import counted
 from attnspec.reference.defining.choices import choice
 from attnspec.reference.defining.definition import defines
-from attnspec.reference.masking import beyond_diagonal, padding_mask
-from attnspec.reference.normalization import log_sum_exp, softmax
+from attnspec.reference.masking import beyond_diagonal, joint_mask, padding_mask
+from attnspec.reference.normalization import log_sum_exp, sigmoid, softmax
 from attnspec.reference.pooling import pooled
+from attnspec.reference.scoring import scaled_dot_scores
 from attnspec.spec.kernels import (
     AlibiSlopes,
     AttentionWeights,
@@ -33,6 +34,7 @@ from attnspec.spec.kernels import (
     RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
+    SigmoidAttention,
     SlidingWindowMask,
     TreeMask,
     VariableLengthAttention,
@@ -53,6 +55,7 @@ __all__ = [
     "rolling_buffer_positions",
     "rotary_embedding",
     "rotary_frequencies",
+    "sigmoid_attention",
     "sliding_window_mask",
     "tree_mask",
     "variable_length_attention",
@@ -314,6 +317,22 @@ def latent_attention(
     scores = query @ np.swapaxes(keys, -1, -2) + query_rope @ np.swapaxes(key_rope[..., None, :, :], -1, -2)
     head_mask = None if mask is None else mask[..., None, :, :]
     return attend(scaled(scores, query.shape[-1] + query_rope.shape[-1], scale), values, head_mask, causal)
+
+
+@defines(SigmoidAttention[np.ndarray])
+def sigmoid_attention(
+    query: Float[np.ndarray, "*#batch n d"],
+    key: Float[np.ndarray, "*#batch m d"],
+    value: Float[np.ndarray, "*#batch m d_v"],
+    *,
+    mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+    bias: float = 0.0,
+) -> Float[np.ndarray, "*batch n d_v"]:
+    """oᵢ = Σ_{j∈Aᵢ} σ(qᵢᵀkⱼ/√d + b) vⱼ: each key has a weight of its own, between 0 and 1."""
+    weights = sigmoid(scaled_dot_scores(query, key) + bias)
+    attendable = joint_mask(mask, causal, query.shape[-2], key.shape[-2])
+    return pooled(weights if attendable is None else np.where(attendable, weights, 0), value, attendable)
 
 
 @defines(MergeAttention[np.ndarray])

@@ -23,6 +23,7 @@ from attnspec.spec.contract.sources import (
     PENG,
     PRESS,
     RAFFEL,
+    RAMAPURAM,
     SRIVASTAVA,
     SU,
     TRANSFORMERS,
@@ -48,6 +49,7 @@ __all__ = [
     "RollingBufferPositions",
     "RotaryEmbedding",
     "RotaryFrequencies",
+    "SigmoidAttention",
     "SlidingWindowMask",
     "TreeMask",
     "VariableLengthAttention",
@@ -344,6 +346,36 @@ class LatentAttention(Protocol[Array]):
         causal: bool = False,
         scale: float | None = None,
     ) -> Float[Array, "*batch heads n d_v"]: ...
+
+
+@operation(
+    "sigmoid_attention",
+    chapter="kernels",
+    formula=r"o_i = \sum_{j \in A_i} \sigma(q_i^\top k_j / \sqrt{d} + b)\, v_j,\quad \sigma(x) = 1 / (1 + e^{-x})",
+    sources=[RAMAPURAM.passage("2 Sigmoid attention")],
+    linear="value",
+    features="bias",
+    trial_values={"bias": (-3.0, 1.5)},
+)
+class SigmoidAttention(Protocol[Array]):
+    """Attention whose weights are sigmoids of the scores; the weights of a row are not normalised.
+
+    Where: b is `bias`; its authors choose −log m. The result is in units of value.
+    Domain: Σ|q||k| does not overflow.
+    Edges: A query without attendable keys gives 0, and so does every query if m = 0. Masked keys and values have no
+    effect, not even NaN and ∞.
+    """
+
+    def __call__(
+        self,
+        query: Float[Array, "*#batch n d"],
+        key: Float[Array, "*#batch m d"],
+        value: Float[Array, "*#batch m d_v"],
+        *,
+        mask: Bool[Array, "*#batch #n #m"] | None = None,
+        causal: bool = False,
+        bias: float = 0.0,
+    ) -> Float[Array, "*batch n d_v"]: ...
 
 
 @depends_on("logarithms")
@@ -658,6 +690,7 @@ class KernelsOperations(Generic[Array]):
     variable_length_attention: VariableLengthAttention[Array]
     paged_attention: PagedAttention[Array]
     latent_attention: LatentAttention[Array]
+    sigmoid_attention: SigmoidAttention[Array]
     merge_attention: MergeAttention[Array]
     rotary_embedding: RotaryEmbedding[Array]
     axial_rotary_embedding: AxialRotaryEmbedding[Array]
@@ -680,6 +713,7 @@ class KernelsTable(TypedDict, Generic[Array], total=False):
     variable_length_attention: VariableLengthAttention[Array]
     paged_attention: PagedAttention[Array]
     latent_attention: LatentAttention[Array]
+    sigmoid_attention: SigmoidAttention[Array]
     merge_attention: MergeAttention[Array]
     rotary_embedding: RotaryEmbedding[Array]
     axial_rotary_embedding: AxialRotaryEmbedding[Array]

@@ -393,6 +393,33 @@ def geometric_alibi_slopes(subject: Subject, arguments: Arguments, rng: np.rando
     return True
 
 
+@checks(law.SIGMOIDS_OF_KEYS_ADD_UP)
+def sigmoids_of_keys_add_up(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Add the results of two parts of the keys, and those of opposite queries and biases."""
+    operation, m = subject.operation, arguments.keys_count or 0
+    if m < 2 or 0 in arguments.binding.result:
+        return False
+    whole = arguments.replaced({operation.flag: False}) if operation.flag else arguments
+    got, cut = wide(subject.call(whole)), int(rng.integers(1, m))
+    parts = [whole.along(operation.key_size or "", take(np.arange(*ends))) for ends in ((0, cut), (cut, m))]
+    total = sum(wide(subject.call(part)) for part in parts)
+    slack = subject.budget(whole) + sum(subject.budget(part) for part in parts)
+    subject.demand_match(got, total, slack, whole, "unlike the sum for two parts of the keys, the result")
+    (number,) = (o.path for o in operation.options if o.kind is Kind.NUMBER)
+    if not subject.limits.has(number):
+        return True
+    (query,) = operation.queries
+    opposite = whole.replaced({query.path: -whole.array(query.path), number: -whole[number]})
+    mask = np.ones((1, 1), bool) if whole.mask is None else whole.mask
+    value = next(wide(whole.array(x.path)) for x in operation.attended if x.path in operation.linear)
+    allowed = np.broadcast_to(mask, (*mask.shape[:-2], got.shape[-2], m)).astype(float)
+    both, slack = got + wide(subject.call(opposite)), subject.budget(whole) + subject.budget(opposite)
+    expected = np.broadcast_to(allowed @ value, both.shape)
+    slack = slack + 2.0**-50 * m * (allowed @ np.abs(value))
+    subject.demand_match(both, expected, slack, whole, "added to that of opposite queries, the result")
+    return True
+
+
 @checks(law.BUCKETS_OF_DISTANCES, once=True)
 def buckets_of_distances(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Look up a table of 32 different rows for distances up to 300 in both directions."""

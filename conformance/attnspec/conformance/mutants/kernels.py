@@ -29,6 +29,7 @@ from attnspec.spec.kernels import (
     RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
+    SigmoidAttention,
     SlidingWindowMask,
     TreeMask,
     VariableLengthAttention,
@@ -1185,6 +1186,109 @@ def early_slopes(correct: Formulas, heads: int) -> Numbers:
 def one_series_of_slopes(correct: Formulas, heads: int) -> Numbers:
     """The slopes are 2^(−8(r + 1)/h) even if h is no power of two."""
     return (2.0 ** (-8 * (np.arange(heads) + 1) / heads)).astype(correct.default)
+
+
+@mutant(
+    "sigmoid weights that are normalised",
+    replaces="sigmoid_weights",
+    operations=(SigmoidAttention,),
+    breaks=("kernels.sigmoids-of-keys-add-up", "operation.oracle"),
+    source="gates of experts, whose sigmoids are divided by their sum",
+)
+def normalised_sigmoids(correct: Formulas, scores: Numbers, attendable: Numbers) -> Numbers:
+    """Weights are divided by their sum."""
+    weights = Formulas.sigmoid_weights(correct, scores, attendable)
+    total = correct.total(weights)
+    return weights / np.where(total == 0, weights.dtype.type(1), total)
+
+
+@mutant(
+    "softmax for sigmoids",
+    replaces="sigmoid_weights",
+    operations=(SigmoidAttention,),
+    breaks=("kernels.sigmoids-of-keys-add-up", "operation.oracle", "operation.options-have-effect"),
+    source="an option of the normalisation that is not passed on",
+)
+def softmax_for_sigmoids(correct: Formulas, scores: Numbers, attendable: Numbers) -> Numbers:
+    """Weights are the softmax of the scores."""
+    return correct.softmax(scores, mask=attendable)
+
+
+@mutant(
+    "masked scores 0 before the sigmoid",
+    replaces="sigmoid_weights",
+    operations=(SigmoidAttention,),
+    breaks=("masking.masked-keys-ignored", "operation.oracle"),
+    source="scores that are multiplied by the mask",
+)
+def half_for_masked(correct: Formulas, scores: Numbers, attendable: Numbers) -> Numbers:
+    """Masked keys have weight σ(0) = 1/2."""
+    kept = scores if attendable is None else np.where(attendable, scores, scores.dtype.type(0))
+    return correct.sigmoid_of_scores(kept)
+
+
+@mutant(
+    "bias divided by √d",
+    replaces="biased_scores",
+    operations=(SigmoidAttention,),
+    breaks=("operation.oracle",),
+    source="tenstorrent/tt-metal#55337: a bias that is added before the scores are scaled",
+)
+def scaled_bias(correct: Formulas, query: Numbers, key: Numbers, bias: float) -> Numbers:
+    """The bias is added to the dot products, then both are divided by √d."""
+    products = correct.dot_scores(query, key)
+    return correct.scale_scores(products + products.dtype.type(bias), query.shape[-1])
+
+
+@mutant(
+    "bias always −log m",
+    replaces="biased_scores",
+    operations=(SigmoidAttention,),
+    breaks=("kernels.sigmoids-of-keys-add-up", "operation.oracle", "operation.options-have-effect"),
+    source="the authors' choice of the bias as a constant",
+)
+def logarithmic_bias(correct: Formulas, query: Numbers, key: Numbers, bias: float) -> Numbers:
+    """The bias is −log m."""
+    return Formulas.biased_scores(correct, query, key, -float(np.log(max(key.shape[-2], 1))))
+
+
+@mutant(
+    "hard sigmoid for weights",
+    replaces="sigmoid_of_scores",
+    operations=(SigmoidAttention,),
+    breaks=("operation.oracle",),
+    source="a piecewise linear sigmoid, as on mobile devices",
+)
+def hard_weights(correct: Formulas, scores: Numbers) -> Numbers:
+    """σ(x) is clip(x/6 + 1/2, 0, 1)."""
+    half = scores.dtype.type(0.5)
+    return np.minimum(np.maximum(scores / scores.dtype.type(6) + half, scores.dtype.type(0)), scores.dtype.type(1))
+
+
+@mutant(
+    "sigmoids that overflow",
+    replaces="sigmoid_of_scores",
+    operations=(SigmoidAttention,),
+    breaks=("attention.extreme-magnitudes",),
+    source="eˣ/(1 + eˣ) for scores of any size",
+)
+def overflowing_sigmoids(correct: Formulas, scores: Numbers) -> Numbers:
+    """σ(x) is eˣ/(1 + eˣ), which is NaN for large scores."""
+    grown = np.exp(scores)
+    return grown / (scores.dtype.type(1) + grown)
+
+
+@mutant(
+    "sigmoid without its derivative",
+    replaces="sigmoid_of_scores",
+    operations=(SigmoidAttention,),
+    breaks=("operation.gradient",),
+    source="the weights of the forward pass saved for backward, 1 − σ forgotten",
+)
+def derivative_of_the_exponential(correct: Formulas, scores: Numbers) -> Numbers:
+    """The derivative of σ is σ in place of σ(1 − σ)."""
+    weights = value_of(Formulas.sigmoid_of_scores(correct, scores))
+    return weights * np.exp(scores - value_of(scores))
 
 
 @mutant(

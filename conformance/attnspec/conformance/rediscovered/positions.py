@@ -1,4 +1,4 @@
-"""Rediscovered defects of biases by relative positions.
+"""Rediscovered defects of biases by relative positions and of masks of trees.
 
 Each function is a step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it.
 """
@@ -7,7 +7,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.rediscovered.registry import rediscovered
-from attnspec.spec.kernels import RelativePositionBias
+from attnspec.spec.kernels import RelativePositionBias, TreeMask
 
 
 @rediscovered(
@@ -97,3 +97,17 @@ def a_bucket_for_each_distance(correct: Formulas, distance: Numbers, buckets: in
 def positions_behind(correct: Formulas, query_positions: Numbers, key_positions: Numbers) -> Numbers:
     """Distances are counted from keys to queries."""
     return -Formulas.positions_ahead(correct, query_positions, key_positions)
+
+
+@rediscovered(
+    "PaddlePaddle/FastDeploy#3514",
+    "[Feature][SpeculativeDecoding]Support tree-attention",
+    framework="FastDeploy",
+    operation=TreeMask,
+    breaks=("kernels.rows-of-parents",),
+    replaces="tree_mask",
+)
+def no_mask_below_the_diagonal(correct: Formulas, parents: Numbers) -> Numbers:
+    """The mask is not read below the diagonal: every earlier token of the tree is attendable."""
+    n = parents.shape[-1]
+    return Formulas.tree_mask(correct, parents) | np.tri(n, dtype=bool)

@@ -21,6 +21,7 @@ from attnspec.spec.kernels import (
     RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
+    SigmoidAttention,
     TreeMask,
     VariableLengthAttention,
 )
@@ -191,6 +192,16 @@ class OneHot(Formulas):
     def bucket_rows(self, table: Numbers, bucket: Numbers) -> Numbers:
         """Products of the table."""
         return (bucket[..., None] == np.arange(table.shape[0])).astype(table.dtype) @ table
+
+
+@variant("sigmoids by tanh", operations=(SigmoidAttention,))
+class SigmoidsByTanh(Formulas):
+    """Weights are (1 + tanh x/2)/2, as in FlashSigmoid."""
+
+    def sigmoid_of_scores(self, scores: Numbers) -> Numbers:
+        """Half of 1 + tanh x/2."""
+        half = scores.dtype.type(0.5)
+        return half * np.tanh(half * scores) + half
 
 
 @variant("trees by products of matrices", operations=(TreeMask,))

@@ -139,6 +139,9 @@ RAFFEL = Source(
     "Raffel 2020",
     "Exploring the limits of transfer learning with a unified text-to-text transformer (arXiv:1910.10683)",
 )
+RAMAPURAM = Source(
+    "Ramapuram 2025", "Theory, analysis, and best practices for sigmoid self-attention (arXiv:2409.04431)"
+)
 SRIVASTAVA = Source(
     "Srivastava 2014",
     "Dropout: a simple way to prevent neural networks from overfitting",
@@ -201,6 +204,7 @@ PAPERS = (
     RADFORD,
     SHAZEER,
     RAFFEL,
+    RAMAPURAM,
     SRIVASTAVA,
     SU,
     TRANSFORMERS,

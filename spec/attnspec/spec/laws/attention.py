@@ -11,7 +11,7 @@ from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import DAO, S0, S1, S2, S3, S4
-from attnspec.spec.kernels import MergeAttention
+from attnspec.spec.kernels import MergeAttention, SigmoidAttention
 from attnspec.spec.laws.pooling import linear_in_batches, weighs_once
 from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAttention
 from attnspec.spec.pooling import NadarayaWatson
@@ -27,6 +27,9 @@ bilinear_scores = of(
 
 merges_parts = of(MergeAttention)
 """Merging of attention results for parts of the keys."""
+
+adds_keys = of(SigmoidAttention)
+"""Attention whose weights of a row are not normalised."""
 
 returns_scores = of(DotScores, ScaledDotScores, GeneralScores, GaussianScores)
 """Operations that return scores, which are their own derivative by the logarithm of the scale."""
@@ -97,7 +100,7 @@ DUPLICATED_KEYS_CHANGE_NOTHING = law(
     "attention.duplicated-keys-change-nothing",
     "Repeating every key, with its value and its column of the mask, changes nothing.",
     formula=r"f(q, [k; k], [v; v]) = f(q, k, v)",
-    governs=lambda operation: bool(operation.unordered_keys),
+    governs=lambda operation: bool(operation.unordered_keys) and not adds_keys(operation),
     sources=[S0.equation(2)],
 )
 SPLIT_AND_MERGE = law(

@@ -18,6 +18,7 @@ from attnspec.spec.contract.sources import (
     PENG,
     PRESS,
     RAFFEL,
+    RAMAPURAM,
     SRIVASTAVA,
     SU,
     TRANSFORMERS,
@@ -39,6 +40,7 @@ from attnspec.spec.kernels import (
     RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
+    SigmoidAttention,
     SlidingWindowMask,
     TreeMask,
     VariableLengthAttention,
@@ -119,6 +121,15 @@ LATENT_WEIGHT_ABSORPTION = law(
     formula=r"f = g([q; \hat q], [W^K c; \hat k], W^V c) = W^V g([{W^K}^\top q; \hat q], [c; \hat k], c)",
     governs=of(LatentAttention),
     sources=[DEEPSEEK.passage("2.1.2 Low-rank key-value joint compression")],
+)
+SIGMOIDS_OF_KEYS_ADD_UP = law(
+    "kernels.sigmoids-of-keys-add-up",
+    "Each key has its weight whatever the other keys are: results for two parts of the keys add up to the result for "
+    "all, and repeated keys count twice. The weights for opposite queries and the opposite bias are what is left to 1.",
+    formula=r"f(q, [k; k'], [v; v']; b) = f(q, k, v; b) + f(q, k', v'; b),"
+    r"\quad f(q; b) + f(-q; -b) = \sum_{j \in A_i} v_j",
+    governs=of(SigmoidAttention),
+    sources=[RAMAPURAM.passage("2 Sigmoid attention")],
 )
 MERGED_PARTS_EQUAL_WHOLE = law(
     "kernels.merged-parts-equal-whole",

@@ -14,12 +14,12 @@ from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels import formula
 from attnspec.backends.pytorch.kernels.dot import groups, packed
 from attnspec.backends.pytorch.kernels.formula import Scoring
-from attnspec.backends.pytorch.kernels.visible import Visible, locate, visible, window_mask, within_window
+from attnspec.backends.pytorch.kernels.visible import Visible, conjunction, locate, visible, window_mask, within_window
 from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.devices import float64_device
-from attnspec.backends.pytorch.runtime.products import wide_product
+from attnspec.backends.pytorch.runtime.products import operand, wide_product
 from attnspec.backends.pytorch.runtime.ranges import refuse_decreasing_ends, refuse_out_of_range, refuse_scale_and_cap
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.tables import embedding_rows
@@ -39,6 +39,7 @@ from attnspec.spec import (
     RollingBufferPositions,
     RotaryEmbedding,
     RotaryFrequencies,
+    SigmoidAttention,
     SlidingWindowMask,
     TreeMask,
     VariableLengthAttention,
@@ -60,6 +61,7 @@ __all__ = [
     "rolling_buffer_positions",
     "rotary_embedding",
     "rotary_frequencies",
+    "sigmoid_attention",
     "sliding_window_mask",
     "tree_mask",
     "variable_length_attention",
@@ -70,6 +72,7 @@ _weights = Check("attention_weights")
 _packed = Check("variable_length_attention")
 _paged = Check("paged_attention")
 _latent = Check("latent_attention")
+_sigmoid = Check("sigmoid_attention")
 _merge = Check("merge_attention")
 _rotary = Check("rotary_embedding")
 _axial = Check("axial_rotary_embedding")
@@ -331,6 +334,33 @@ def latent_attention(
 def _join_features(x: Tensor, y: Tensor) -> Tensor:
     rows = broadcast(x.shape[:-1], y.shape[:-1])
     return torch.cat((x.expand(*rows, x.shape[-1]), y.expand(*rows, y.shape[-1])), -1)
+
+
+@implements(SigmoidAttention[Tensor])
+@follows_autocast
+def sigmoid_attention(
+    query: Float[Tensor, "*#batch n d"],
+    key: Float[Tensor, "*#batch m d"],
+    value: Float[Tensor, "*#batch m d_v"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+    bias: float = 0.0,
+) -> Float[Tensor, "*batch n d_v"]:
+    """Σ σ(q·k/√d + b) v over the attendable keys, by PyTorch's operations."""
+    _sigmoid(query, key, value, mask, bias, causal=causal)
+    if not -inf < bias < inf:
+        raise ValueError(f"sigmoid_attention: bias: expected a finite number; got {bias}")
+    n, m = query.shape[-2], key.shape[-2]
+    allowed = conjunction(mask, window_mask(n, m, (None, 0), query.device) if causal else None)
+    allowed = None if allowed is None else allowed.expand(*allowed.shape[:-2], n, m)
+    scores = formula.dot_products(operand(query), operand(key), allowed) * query.shape[-1] ** -0.5 + bias
+    if allowed is None:
+        return wide_product(scores.sigmoid(), operand(value)).to(query.dtype)
+    # A hidden score may be NaN, and so may its derivative.
+    weights = scores.masked_fill(~allowed, 0).sigmoid().masked_fill(~allowed, 0)
+    output = formula.pooled(weights, operand(value), allowed).to(query.dtype)
+    return output.masked_fill(~allowed.any(-1, keepdim=True), 0)
 
 
 @implements(MergeAttention[Tensor])

@@ -279,6 +279,38 @@ class Kernels(Positional, Attention):
         scores = self.scaled_by(self.dot_scores(query, keys) + rotated, query.shape[-1] + query_rope.shape[-1], scale)
         return self.attend(scores, values, None if mask is None else mask[..., None, :, :], causal)
 
+    def sigmoid_attention(
+        self,
+        query: Numbers,
+        key: Numbers,
+        value: Numbers,
+        *,
+        mask: Numbers = None,
+        causal: bool = False,
+        bias: float = 0.0,
+    ) -> Numbers:
+        """Values weighted by the sigmoids of the scores of attendable keys."""
+        scores = self.biased_scores(query, key, bias)
+        attendable = self.attendable(mask, causal, *scores.shape[-2:])
+        return self.pool(self.sigmoid_weights(scores, attendable), value, attendable)
+
+    def biased_scores(self, query: Numbers, key: Numbers, bias: float) -> Numbers:
+        """Scaled dot products and the bias."""
+        scores = self.scaled_dot_scores(query, key)
+        return scores + scores.dtype.type(bias)
+
+    def sigmoid_weights(self, scores: Numbers, attendable: Numbers) -> Numbers:
+        """Sigmoids of the scores, 0 where masked."""
+        if attendable is None:
+            return self.sigmoid_of_scores(scores)
+        zero = scores.dtype.type(0)
+        return np.where(attendable, self.sigmoid_of_scores(np.where(attendable, scores, zero)), zero)
+
+    def sigmoid_of_scores(self, scores: Numbers) -> Numbers:
+        """1/(1 + e⁻ˣ), from e^−|x|, which cannot overflow."""
+        decayed, one = np.exp(-np.abs(scores)), scores.dtype.type(1)
+        return np.where(scores >= 0, one, decayed) / (one + decayed)
+
     def merge_attention(self, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
         """Merge partial results, weighted by their sums of exponentials."""
         scores = self.natural(log_sum_exps)[..., None, :]
