@@ -603,6 +603,7 @@ def head_weights(query: Tensor, key: Tensor, **options: Any) -> Tensor:
 FORMULAS: dict[str, Callable[..., Any]] = {
     "grouped_query_attention": grouped,
     "attention_weights": head_weights,
+    "gated_output": lambda output, gate: output / (1 + (-gate).exp()),
     "variable_length_attention": in_sequences,
     "paged_attention": in_pages,
     "latent_attention": latent_heads,

@@ -21,6 +21,7 @@ from attnspec.spec.contract.sources import (
     OPENAI,
     PENG,
     PRESS,
+    QIU,
     SRIVASTAVA,
     SU,
     VASWANI,
@@ -34,6 +35,7 @@ __all__ = [
     "AxialRotaryEmbedding",
     "DocumentMask",
     "Dropout",
+    "GatedOutput",
     "GroupedQueryAttention",
     "KernelsOperations",
     "KernelsTable",
@@ -546,6 +548,25 @@ class Dropout(Protocol[Array]):
     ) -> Float[Array, "*batch n m"]: ...
 
 
+@operation(
+    "gated_output",
+    chapter="kernels",
+    formula=r"y_{if} = \sigma(g_{if})\, o_{if},\quad \sigma(x) = 1 / (1 + e^{-x})",
+    sources=[QIU.passage("2.2 Augmenting attention layer with gating mechanism")],
+    linear="output",
+)
+class GatedOutput(Protocol[Array]):
+    """Output of attention multiplied by the sigmoid of a gate, as in Qwen3-Next.
+
+    Where: The gate has a number per feature, or one per query for all features. It is projected from the same input
+    as the query. Heads are a batch dimension, or joined in d_v. The result is in units of output.
+    """
+
+    def __call__(
+        self, output: Float[Array, "*#batch n d_v"], gate: Float[Array, "*#batch #n #d_v"]
+    ) -> Float[Array, "*batch n d_v"]: ...
+
+
 class KernelsOperations(Generic[Array]):
     """The operations of kernels as methods of a backend class."""
 
@@ -562,6 +583,7 @@ class KernelsOperations(Generic[Array]):
     sliding_window_mask: SlidingWindowMask[Array]
     document_mask: DocumentMask[Array]
     dropout: Dropout[Array]
+    gated_output: GatedOutput[Array]
 
 
 class KernelsTable(TypedDict, Generic[Array], total=False):
@@ -580,3 +602,4 @@ class KernelsTable(TypedDict, Generic[Array], total=False):
     sliding_window_mask: SlidingWindowMask[Array]
     document_mask: DocumentMask[Array]
     dropout: Dropout[Array]
+    gated_output: GatedOutput[Array]

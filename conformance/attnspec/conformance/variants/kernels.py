@@ -12,6 +12,7 @@ from attnspec.spec.kernels import (
     AttentionWeights,
     AxialRotaryEmbedding,
     Dropout,
+    GatedOutput,
     GroupedQueryAttention,
     LatentAttention,
     MergeAttention,
@@ -178,3 +179,13 @@ class Reciprocal(Formulas):
         """Kept weights times the rounded reciprocal."""
         larger = weights * (weights.dtype.type(1) / weights.dtype.type(1 - rate))
         return larger if keep is None else np.where(keep, larger, larger.dtype.type(0))
+
+
+@variant("gates by division", operations=(GatedOutput,), differentiable=False)
+class GatesByDivision(Formulas):
+    """The output is divided by 1 + e^(−g), with ∞ where the exponential overflows."""
+
+    def gated_output(self, output: Numbers, gate: Numbers) -> Numbers:
+        """Quotients of outputs."""
+        with np.errstate(over="ignore"):
+            return output / (1 + self.exponential(-gate))

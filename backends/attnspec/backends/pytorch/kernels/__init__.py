@@ -29,6 +29,7 @@ from attnspec.spec import (
     AxialRotaryEmbedding,
     DocumentMask,
     Dropout,
+    GatedOutput,
     GroupedQueryAttention,
     LatentAttention,
     MergeAttention,
@@ -46,6 +47,7 @@ __all__ = [
     "axial_rotary_embedding",
     "document_mask",
     "dropout",
+    "gated_output",
     "grouped_query_attention",
     "latent_attention",
     "merge_attention",
@@ -69,6 +71,7 @@ _slopes = Check("alibi_slopes")
 _window = Check("sliding_window_mask")
 _documents = Check("document_mask")
 _dropout = Check("dropout")
+_gated = Check("gated_output")
 
 
 # Attention in groups of heads -----------------------------------------------------------------------------------------
@@ -435,3 +438,13 @@ def dropout(
         raise ValueError(f"dropout: rate: expected a number in [0, 1); got {rate}")
     scaled = (upcast(weights) / (1 - rate)).to(weights.dtype)
     return scaled if keep is None else torch.where(keep, scaled, 0.0)
+
+
+@implements(GatedOutput[Tensor])
+@ignores_autocast
+def gated_output(
+    output: Float[Tensor, "*#batch n d_v"], gate: Float[Tensor, "*#batch #n #d_v"]
+) -> Float[Tensor, "*batch n d_v"]:
+    """Output times the sigmoid of the gate, rounded once."""
+    _gated(output, gate)
+    return (upcast(output) * upcast(gate).sigmoid()).to(output.dtype)
