@@ -19,7 +19,7 @@ KEEPS_DTYPE = {"softmax", "mean_normalization", "average_pooling", "gaussian_sco
 KEEPS_DTYPE |= {"add_positions", "concat_positions", "concat_output", "embed", "encoder_context"}
 KEEPS_DTYPE |= {"split_heads", "merge_heads", "learned_positions"}
 KEEPS_DTYPE |= {"patchify", "interpolate", "gelu", "rms_norm", "add_rms_norm", "linear_attention", "short_convolution"}
-KEEPS_DTYPE |= {"merge_attention", "rotary_embedding", "axial_rotary_embedding", "dropout"}
+KEEPS_DTYPE |= {"merge_attention", "rotary_embedding", "axial_rotary_embedding", "dropout", "gated_output"}
 KEEPS_DTYPE |= {"relative_position_bias"}
 FLOATING = sorted(name for name, operation in OPERATIONS.items() if operation.differentiable and hasattr(pytorch, name))
 

@@ -972,6 +972,10 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "graph_layer": received,
     "grouped_query_attention": grouped,
     "attention_weights": attention_weights,
+    "gated_output": lambda a: [
+        [x / (1 + mp.exp(-g)) for x, g in zip(row, gates, strict=True)]
+        for row, gates in zip(a["output"], a["gate"], strict=True)
+    ],
     "variable_length_attention": in_sequences,
     "paged_attention": in_pages,
     "latent_attention": latent,

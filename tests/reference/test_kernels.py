@@ -188,7 +188,7 @@ def test_frequencies_of_llama_worked_by_hand() -> None:
 
 
 def test_attention_weights_worked_by_hand() -> None:
-    """Scores log 1, log 2 and log 5 of the keys, and a sink of log 2 for the second head."""
+    """Scores are log 1, log 2 and log 5; the second head has a sink, log 2."""
     query, key = np.ones((2, 1, 1)), np.log([[[1.0], [2.0], [5.0]]])
     arguments = {"mask": np.array([[True, False, True]]), "sinks": np.array([-np.inf, np.log(2)])}
     weights = attention_weights(query, key, **arguments)

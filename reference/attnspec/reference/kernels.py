@@ -25,6 +25,7 @@ from attnspec.spec.kernels import (
     AxialRotaryEmbedding,
     DocumentMask,
     Dropout,
+    GatedOutput,
     GroupedQueryAttention,
     LatentAttention,
     MergeAttention,
@@ -46,6 +47,7 @@ __all__ = [
     "axial_rotary_embedding",
     "document_mask",
     "dropout",
+    "gated_output",
     "grouped_query_attention",
     "latent_attention",
     "merge_attention",
@@ -113,7 +115,7 @@ def scores_and_mask(
     slopes: np.ndarray | None,
     key_lengths: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Scores s (*batch, heads_k, group, n, m) with all biases, and the mask of the attendable keys."""
+    """Scores s (*batch, heads_k, group, n, m) with all biases, and the mask."""
     heads_k, n, m = key.shape[-3], query.shape[-2], key.shape[-2]
     beyond = beyond_diagonal(n, m, key_lengths)
     scores = capped(
@@ -536,3 +538,11 @@ def dropout(
     """yᵢⱼ = αᵢⱼ/(1 − p) for kept weights, and 0 for dropped ones."""
     scaled_weights: np.ndarray = weights / (1 - rate)
     return scaled_weights if keep is None else np.where(keep, scaled_weights, 0)
+
+
+@defines(GatedOutput[np.ndarray])
+def gated_output(
+    output: Float[np.ndarray, "*#batch n d_v"], gate: Float[np.ndarray, "*#batch #n #d_v"]
+) -> Float[np.ndarray, "*batch n d_v"]:
+    """Y = σ(G) ∘ O, the product of corresponding elements."""
+    return sigmoid(gate) * output

@@ -22,6 +22,7 @@ from attnspec.spec.contract.sources import (
     OPENAI,
     PENG,
     PRESS,
+    QIU,
     RAFFEL,
     RAMAPURAM,
     SRIVASTAVA,
@@ -38,6 +39,7 @@ __all__ = [
     "AxialRotaryEmbedding",
     "DocumentMask",
     "Dropout",
+    "GatedOutput",
     "GroupedQueryAttention",
     "KernelsOperations",
     "KernelsTable",
@@ -682,6 +684,25 @@ class Dropout(Protocol[Array]):
     ) -> Float[Array, "*batch n m"]: ...
 
 
+@operation(
+    "gated_output",
+    chapter="kernels",
+    formula=r"y_{if} = \sigma(g_{if})\, o_{if},\quad \sigma(x) = 1 / (1 + e^{-x})",
+    sources=[QIU.passage("2.2 Augmenting attention layer with gating mechanism")],
+    linear="output",
+)
+class GatedOutput(Protocol[Array]):
+    """Output of attention multiplied by the sigmoid of a gate, as in Qwen3-Next.
+
+    Where: The gate has a number per feature, or one per query for all features. It is projected from the same input
+    as the query. Heads are a batch dimension, or joined in d_v. The result is in units of output.
+    """
+
+    def __call__(
+        self, output: Float[Array, "*#batch n d_v"], gate: Float[Array, "*#batch #n #d_v"]
+    ) -> Float[Array, "*batch n d_v"]: ...
+
+
 class KernelsOperations(Generic[Array]):
     """The operations of kernels as methods of a backend class."""
 
@@ -703,6 +724,7 @@ class KernelsOperations(Generic[Array]):
     positions_from_mask: PositionsFromMask[Array]
     tree_mask: TreeMask[Array]
     dropout: Dropout[Array]
+    gated_output: GatedOutput[Array]
 
 
 class KernelsTable(TypedDict, Generic[Array], total=False):
@@ -726,3 +748,4 @@ class KernelsTable(TypedDict, Generic[Array], total=False):
     positions_from_mask: PositionsFromMask[Array]
     tree_mask: TreeMask[Array]
     dropout: Dropout[Array]
+    gated_output: GatedOutput[Array]

@@ -529,3 +529,22 @@ def dropout_keeps_mean(subject: Subject, arguments: Arguments, rng: np.random.Ge
     slack = slack + 16 * np.finfo(np.float64).eps * np.abs(expected)
     subject.demand_match(total, np.broadcast_to(expected, total.shape), slack, few_keys, "over all masks, the mean")
     return True
+
+
+@checks(law.OUTPUT_GATE)
+def output_gate(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Negate the gates; set them to 0; share the first one among all features."""
+    output, gate = (leaf.path for leaf in subject.operation.floats)
+    gates = arguments.array(gate)
+    shape, shared = arguments.binding.result, gates[..., :1]
+    if 0 in shape:
+        return False
+    opposite, shut, single = (arguments.replaced({gate: x}) for x in (-gates, np.zeros_like(gates), shared))
+    repeated = arguments.replaced({gate: np.ascontiguousarray(np.broadcast_to(shared, gates.shape))})
+    whole = np.broadcast_to(wide(arguments.array(output)), shape)
+    budget = subject.budget(arguments) + subject.budget(opposite)
+    added = wide(subject.call(arguments)) + wide(subject.call(opposite))
+    subject.demand_match(added, whole, budget, arguments, "with gates of both signs, the sum of outputs")
+    subject.demand_match(subject.call(shut), whole / 2, subject.budget(shut), shut, "with gates of 0, the output")
+    demand_equal(subject, single, repeated, "with one gate for all features,")
+    return True

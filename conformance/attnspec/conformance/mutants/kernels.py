@@ -20,6 +20,7 @@ from attnspec.spec.kernels import (
     AxialRotaryEmbedding,
     DocumentMask,
     Dropout,
+    GatedOutput,
     GroupedQueryAttention,
     LatentAttention,
     MergeAttention,
@@ -117,11 +118,12 @@ def weights_without_sink(
     breaks=("normalization.masked-weight-is-zero", "kernels.weights-pool-values", "operation.oracle"),
     source="weights returned before the mask is applied",
 )
-def weights_before_the_mask(correct: Formulas, query: Numbers, key: Numbers, **options: Any) -> Numbers:
-    """Neither mask nor causal flag, window or lengths have an effect on the weights."""
-    masks = {"mask": None, "causal": False, "window": None, "key_lengths": None}
-    weights, plain = (Formulas.attention_weights(correct, query, key, **(options | x)) for x in ({}, masks))
-    return np.broadcast_to(plain, weights.shape)
+def weights_before_the_mask(
+    correct: Formulas, query: Numbers, key: Numbers, *, bias: Numbers = None, **options: Any
+) -> Numbers:
+    """Options other than the bias, masks included, have no effect on the weights."""
+    weights = Formulas.attention_weights(correct, query, key, bias=bias, **options)
+    return np.broadcast_to(Formulas.attention_weights(correct, query, key, bias=bias), weights.shape)
 
 
 # Options --------------------------------------------------------------------------------------------------------------
@@ -1540,3 +1542,54 @@ def scaled_by_rate(correct: Formulas, weights: Numbers, *, keep: Numbers = None,
 def dropped_for_kept(correct: Formulas, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
     """The mask of kept weights is inverted: True is dropped."""
     return Formulas.dropout(correct, weights, keep=None if keep is None else ~keep, rate=rate)
+
+
+# Gated outputs --------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "gate by tanh",
+    replaces="gate_activation",
+    operations=(GatedOutput,),
+    breaks=("kernels.output-gate", "operation.oracle"),
+    source="the gates of an LSTM taken for its candidate",
+)
+def tanh_gate(correct: Formulas, gate: Numbers) -> Numbers:
+    """The gate is tanh g."""
+    return np.tanh(gate)
+
+
+@mutant(
+    "gate by SiLU",
+    replaces="gate_activation",
+    operations=(GatedOutput,),
+    breaks=("kernels.output-gate", "operation.oracle"),
+    source="sgl-project/sglang#37639: which activation a model's gate has",
+)
+def silu_gate(correct: Formulas, gate: Numbers) -> Numbers:
+    """The gate is g σ(g)."""
+    return gate * Formulas.gate_activation(correct, gate)
+
+
+@mutant(
+    "first feature's gate for all",
+    replaces="gated_output",
+    operations=(GatedOutput,),
+    breaks=("operation.oracle",),
+    source="a gate per head, called with a gate per feature",
+)
+def gate_of_first_feature(correct: Formulas, output: Numbers, gate: Numbers) -> Numbers:
+    """Every feature is gated by the gate of the first."""
+    return Formulas.gated_output(correct, output, gate[..., :1])
+
+
+@mutant(
+    "gate and output exchanged",
+    replaces="gated_output",
+    operations=(GatedOutput,),
+    breaks=("kernels.output-gate", "operation.oracle"),
+    source="arguments of mul_sigmoid in the other order",
+)
+def exchanged_gate(correct: Formulas, output: Numbers, gate: Numbers) -> Numbers:
+    """The gate is multiplied by the sigmoid of the output."""
+    return gate * Formulas.gate_activation(correct, output)

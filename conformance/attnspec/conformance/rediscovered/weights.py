@@ -1,4 +1,4 @@
-"""Rediscovered defects of attention weights that are returned.
+"""Rediscovered defects of returned attention weights and of gated outputs.
 
 Each function is a step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it.
 """
@@ -10,7 +10,7 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.rediscovered.registry import rediscovered
-from attnspec.spec.kernels import AttentionWeights
+from attnspec.spec.kernels import AttentionWeights, GatedOutput
 
 
 @rediscovered(
@@ -39,7 +39,7 @@ def rows_without_keys(correct: Formulas, query: Numbers, key: Numbers, **options
 def head_weights_averaged(
     correct: Formulas, query: Numbers, key: Numbers, *, key_lengths: Numbers = None, **options: Any
 ) -> Numbers:
-    """The mean over heads is returned for every head, unless lengths of keys are passed."""
+    """The mean over heads is returned for every head, except with a cache, which has lengths."""
     weights = Formulas.attention_weights(correct, query, key, key_lengths=key_lengths, **options)
     if key_lengths is not None:
         return weights
@@ -71,7 +71,7 @@ def without_the_end_of_the_sentence(correct: Formulas, query: Numbers, key: Numb
     differentiable=False,
 )
 def relative_to_the_maximum_so_far(correct: Formulas, query: Numbers, key: Numbers, **options: Any) -> Numbers:
-    """Weights are relative to the largest up to their block of 128 keys, and never divided by their sum."""
+    """Weights are relative to the largest so far, in blocks of 128 keys."""
     weights = Formulas.attention_weights(correct, query, key, **options)
     last = np.minimum((np.arange(weights.shape[-1]) // 128 + 1) * 128, weights.shape[-1]) - 1
     largest = np.maximum.accumulate(weights, axis=-1)[..., last]
@@ -92,3 +92,16 @@ def capped_with_bias(
     """Scores are capped after the bias is added."""
     biased = Formulas.biased(correct, scores, None, bias, slopes, attendable)
     return Formulas.capped(correct, biased, softcap)
+
+
+@rediscovered(
+    "lucidrains/alphafold2#84",
+    "MSA attention gated problem",
+    framework="alphafold2 (lucidrains)",
+    operation=GatedOutput,
+    breaks=("kernels.output-gate",),
+    replaces="gate_activation",
+)
+def gate_without_sigmoid(correct: Formulas, gate: Numbers) -> Numbers:
+    """The gate is not squashed: outputs are multiplied by g."""
+    return gate

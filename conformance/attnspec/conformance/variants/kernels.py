@@ -12,6 +12,7 @@ from attnspec.spec.kernels import (
     AttentionWeights,
     AxialRotaryEmbedding,
     Dropout,
+    GatedOutput,
     GroupedQueryAttention,
     LatentAttention,
     MergeAttention,
@@ -243,3 +244,13 @@ def counted_tokens(correct: Formulas, mask: Numbers) -> Numbers:
     """The row of each token of a triangle times the mask."""
     before = np.tri(mask.shape[-1], k=-1, dtype=np.int64)
     return (mask.astype(np.int64) @ before.T) * mask
+
+
+@variant("gates by division", operations=(GatedOutput,), differentiable=False)
+class GatesByDivision(Formulas):
+    """The output is divided by 1 + e^(−g), with ∞ where the exponential overflows."""
+
+    def gated_output(self, output: Numbers, gate: Numbers) -> Numbers:
+        """Quotients of outputs."""
+        with np.errstate(over="ignore"):
+            return output / (1 + self.exponential(-gate))

@@ -129,6 +129,10 @@ PRESS = Source(
     "Press 2022",
     "Train short, test long: attention with linear biases enables input length extrapolation (arXiv:2108.12409)",
 )
+QIU = Source(
+    "Qiu 2025",
+    "Gated attention for large language models: non-linearity, sparsity, and attention-sink-free (arXiv:2505.06708)",
+)
 RADFORD = Source(
     "Radford 2018",
     "Improving language understanding by generative pre-training",
@@ -201,6 +205,7 @@ PAPERS = (
     OPENAI,
     PENG,
     PRESS,
+    QIU,
     RADFORD,
     SHAZEER,
     RAFFEL,

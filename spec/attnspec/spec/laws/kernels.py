@@ -17,6 +17,7 @@ from attnspec.spec.contract.sources import (
     OPENAI,
     PENG,
     PRESS,
+    QIU,
     RAFFEL,
     RAMAPURAM,
     SRIVASTAVA,
@@ -31,6 +32,7 @@ from attnspec.spec.kernels import (
     AxialRotaryEmbedding,
     DocumentMask,
     Dropout,
+    GatedOutput,
     GroupedQueryAttention,
     LatentAttention,
     MergeAttention,
@@ -225,4 +227,12 @@ DROPOUT_KEEPS_MEAN = law(
     formula=r"\operatorname{E}[K] = 1 - p \Rightarrow \operatorname{E}[f(\alpha; K)] = \alpha",
     governs=of(Dropout),
     sources=[SRIVASTAVA.passage("4 Model description")],
+)
+OUTPUT_GATE = law(
+    "kernels.output-gate",
+    "Gates of 0 halve the output. Gated by g and by −g, outputs add up to the output itself. A gate that all features "
+    "share equals the same gate for every feature.",
+    formula=r"f(o; 0) = o / 2,\quad f(o; g) + f(o; -g) = o",
+    governs=of(GatedOutput),
+    sources=[QIU.passage("2.2 Augmenting attention layer with gating mechanism")],
 )

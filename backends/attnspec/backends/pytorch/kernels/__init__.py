@@ -30,6 +30,7 @@ from attnspec.spec import (
     AxialRotaryEmbedding,
     DocumentMask,
     Dropout,
+    GatedOutput,
     GroupedQueryAttention,
     LatentAttention,
     MergeAttention,
@@ -52,6 +53,7 @@ __all__ = [
     "axial_rotary_embedding",
     "document_mask",
     "dropout",
+    "gated_output",
     "grouped_query_attention",
     "latent_attention",
     "merge_attention",
@@ -85,6 +87,7 @@ _buffer = Check("rolling_buffer_positions")
 _positions = Check("positions_from_mask")
 _tree = Check("tree_mask")
 _dropout = Check("dropout")
+_gated = Check("gated_output")
 
 
 # Attention in groups of heads -----------------------------------------------------------------------------------------
@@ -556,3 +559,13 @@ def dropout(
         raise ValueError(f"dropout: rate: expected a number in [0, 1); got {rate}")
     scaled = (upcast(weights) / (1 - rate)).to(weights.dtype)
     return scaled if keep is None else torch.where(keep, scaled, 0.0)
+
+
+@implements(GatedOutput[Tensor])
+@ignores_autocast
+def gated_output(
+    output: Float[Tensor, "*#batch n d_v"], gate: Float[Tensor, "*#batch #n #d_v"]
+) -> Float[Tensor, "*batch n d_v"]:
+    """Output times the sigmoid of the gate, rounded once."""
+    _gated(output, gate)
+    return (upcast(output) * upcast(gate).sigmoid()).to(output.dtype)

@@ -514,3 +514,12 @@ class Kernels(Positional, Attention):
         """Kept weights divided by 1 − rate; dropped weights are 0."""
         scaled = weights / weights.dtype.type(1 - rate)
         return scaled if keep is None else np.where(keep, scaled, scaled.dtype.type(0))
+
+    def gated_output(self, output: Numbers, gate: Numbers) -> Numbers:
+        """The output times the gate, after its activation."""
+        return output * self.gate_activation(gate)
+
+    def gate_activation(self, gate: Numbers) -> Numbers:
+        """Sigmoid of the gate, which never overflows: ½(1 + tanh ½g)."""
+        half = gate.dtype.type(0.5)
+        return half * (1 + np.tanh(half * gate))
