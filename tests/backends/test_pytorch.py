@@ -107,9 +107,9 @@ def arguments(
                 total = chosen[operation.cumulative[node.path]]
                 return torch.linspace(0, total, shape[0]).long()
             if node.path in operation.selections:
-                orders = torch.rand(*shape[:-1], chosen[operation.selections[node.path]], generator=drawn).argsort(-1)
-                named = torch.rand(shape, generator=drawn) < 0.7
-                return torch.where(named, orders[..., : shape[-1]], -1)
+                count = chosen[operation.selections[node.path]]
+                orders = torch.rand(*shape[:-1], max(count, shape[-1]), generator=drawn).argsort(-1)[..., : shape[-1]]
+                return torch.where((torch.rand(shape, generator=drawn) < 0.7) & (orders < count), orders, -1)
             if node.path in operation.generated_below:
                 return torch.randint(operation.generated_below[node.path], tuple(shape), generator=drawn)
             counts = node.path in operation.lengths

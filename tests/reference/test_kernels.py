@@ -190,7 +190,7 @@ def test_frequencies_of_llama_worked_by_hand() -> None:
 def test_attention_weights_worked_by_hand() -> None:
     """Scores are log 1, log 2 and log 5; the second head has a sink, log 2."""
     query, key = np.ones((2, 1, 1)), np.log([[[1.0], [2.0], [5.0]]])
-    arguments = {"mask": np.array([[True, False, True]]), "sinks": np.array([-np.inf, np.log(2)])}
+    arguments: dict[str, Any] = {"mask": np.array([[True, False, True]]), "sinks": np.array([-np.inf, np.log(2)])}
     weights = attention_weights(query, key, **arguments)
     expected = np.array([[[1 / 6, 0, 5 / 6]], [[1 / 8, 0, 5 / 8]]])
     assert_within_budgets([weights, expected], "attention_weights", query, key, **arguments)
@@ -207,7 +207,7 @@ def test_documents_attend_to_themselves_alone() -> None:
 
 
 def test_sigmoids_weigh_each_key_by_itself() -> None:
-    """With d = 4 the scores are 0, ln 3 and −ln 3, and their sigmoids 1/2, 3/4 and 1/4."""
+    """Scores are 0, ln 3 and −ln 3, so weights are 1/2, 3/4 and 1/4."""
     query, keys, values = (
         np.eye(1, 4),
         2 * np.log(3) * np.array([[0.0], [1], [-1]]) * np.ones(4),

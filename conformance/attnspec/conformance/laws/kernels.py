@@ -395,7 +395,7 @@ def geometric_alibi_slopes(subject: Subject, arguments: Arguments, rng: np.rando
 
 @checks(law.SIGMOIDS_OF_KEYS_ADD_UP)
 def sigmoids_of_keys_add_up(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Add the results of two parts of the keys, and those of opposite queries and biases."""
+    """Add the results of two parts of the keys, and of opposite queries."""
     operation, m = subject.operation, arguments.keys_count or 0
     if m < 2 or 0 in arguments.binding.result:
         return False
@@ -422,7 +422,7 @@ def sigmoids_of_keys_add_up(subject: Subject, arguments: Arguments, rng: np.rand
 
 @checks(law.BUCKETS_OF_DISTANCES, once=True)
 def buckets_of_distances(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Look up a table of 32 different rows for distances up to 300 in both directions."""
+    """Look up 32 different rows for distances up to 300 in both directions."""
     operation, (leaf,) = subject.operation, subject.operation.floats
     queries, keys = operation.generated_below
     (direction,), (largest,) = ([o.path for o in operation.options if bool(o.choices) is x] for x in (True, False))

@@ -65,7 +65,7 @@ def queries_of_a_step_at_zero(correct: Formulas, query_positions: Numbers, key_p
 def far_keys_without_a_last_bucket(
     correct: Formulas, ahead: Numbers, buckets: int, bidirectional: bool, max_distance: int
 ) -> Numbers:
-    """Far earlier keys get buckets beyond the last one of their direction, which belong to later keys."""
+    """Far earlier keys get buckets beyond their last one, which belong to later keys."""
     bucket = Formulas.distance_bucket(correct, ahead, buckets, bidirectional, max_distance)
     count = buckets // 2 if bidirectional else buckets
     exact = count // 2

@@ -39,7 +39,7 @@ def rows_without_keys(correct: Formulas, query: Numbers, key: Numbers, **options
 def head_weights_averaged(
     correct: Formulas, query: Numbers, key: Numbers, *, key_lengths: Numbers = None, **options: Any
 ) -> Numbers:
-    """The mean over heads is returned for every head, except with a cache, which has lengths."""
+    """The mean over heads is returned for every head, unless there are lengths."""
     weights = Formulas.attention_weights(correct, query, key, key_lengths=key_lengths, **options)
     if key_lengths is not None:
         return weights
