@@ -443,6 +443,8 @@ RIGHT_DIAGNOSES |= {
     "sgl-project/sglang#18904": ("scales of quantised operands left out",),
     "vllm-project/vllm#42080": ("scales of quantised operands left out",),
     "vllm-project/vllm#53754": ("scales applied twice",),
+    "facebookresearch/fairseq#3365": ("attention weights averaged over heads",),
+    "Dao-AILab/flash-attention#902": ("attention weights relative to the largest",),
     "philipturner/metal-flash-attention#8": ("scores stored in float16, not declared",),
 }
 """Right diagnoses of those rediscovered defects that can have one."""

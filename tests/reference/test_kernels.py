@@ -12,6 +12,7 @@ from attnspec.reference import (
     choosing,
     document_mask,
     dropout,
+    gated_output,
     grouped_query_attention,
     merge_attention,
     paged_attention,
@@ -190,10 +191,17 @@ def test_frequencies_of_llama_worked_by_hand() -> None:
 def test_attention_weights_worked_by_hand() -> None:
     """Scores are log 1, log 2 and log 5; the second head has a sink, log 2."""
     query, key = np.ones((2, 1, 1)), np.log([[[1.0], [2.0], [5.0]]])
-    arguments: dict[str, Any] = {"mask": np.array([[True, False, True]]), "sinks": np.array([-np.inf, np.log(2)])}
-    weights = attention_weights(query, key, **arguments)
+    mask, sinks = np.array([[True, False, True]]), np.array([-np.inf, np.log(2)])
+    weights = attention_weights(query, key, mask=mask, sinks=sinks)
     expected = np.array([[[1 / 6, 0, 5 / 6]], [[1 / 8, 0, 5 / 8]]])
-    assert_within_budgets([weights, expected], "attention_weights", query, key, **arguments)
+    assert_within_budgets([weights, expected], "attention_weights", query, key, mask=mask, sinks=sinks)
+
+
+def test_gates_worked_by_hand() -> None:
+    """One gate per query: the sigmoid of log 3 is ¾, that of 0 is ½."""
+    output, gate = np.array([[4.0, -8.0], [4.0, -8.0]]), np.array([[np.log(3)], [0.0]])
+    expected = np.array([[3.0, -6.0], [2.0, -4.0]])
+    assert_within_budgets([gated_output(output, gate), expected], "gated_output", output, gate)
 
 
 @pytest.mark.parametrize(("heads", "exponents"), [(1, [8]), (4, [2, 4, 6, 8]), (3, [4, 8, 2]), (6, [2, 4, 6, 8, 1, 3])])

@@ -545,4 +545,5 @@ def gated_output(
     output: Float[np.ndarray, "*#batch n d_v"], gate: Float[np.ndarray, "*#batch #n #d_v"]
 ) -> Float[np.ndarray, "*batch n d_v"]:
     """Y = σ(G) ∘ O, the product of corresponding elements."""
-    return sigmoid(gate) * output
+    gated: np.ndarray = sigmoid(gate) * output
+    return gated

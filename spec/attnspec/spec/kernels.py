@@ -688,7 +688,7 @@ class Dropout(Protocol[Array]):
     "gated_output",
     chapter="kernels",
     formula=r"y_{if} = \sigma(g_{if})\, o_{if},\quad \sigma(x) = 1 / (1 + e^{-x})",
-    sources=[QIU.passage("2.2 Augmenting attention layer with gating mechanism")],
+    sources=[QIU.passage("Abstract")],
     linear="output",
 )
 class GatedOutput(Protocol[Array]):

@@ -70,11 +70,10 @@ def without_the_end_of_the_sentence(correct: Formulas, query: Numbers, key: Numb
     replaces="attention_weights",
     differentiable=False,
 )
-def relative_to_the_maximum_so_far(correct: Formulas, query: Numbers, key: Numbers, **options: Any) -> Numbers:
-    """Weights are relative to the largest so far, in blocks of 128 keys."""
+def weights_without_division(correct: Formulas, query: Numbers, key: Numbers, **options: Any) -> Numbers:
+    """Weights are relative to the largest of their row, and not divided by their sum."""
     weights = Formulas.attention_weights(correct, query, key, **options)
-    last = np.minimum((np.arange(weights.shape[-1]) // 128 + 1) * 128, weights.shape[-1]) - 1
-    largest = np.maximum.accumulate(weights, axis=-1)[..., last]
+    largest = np.max(weights, axis=-1, keepdims=True, initial=0)
     return weights / np.where(largest > 0, largest, largest.dtype.type(1))
 
 

@@ -234,5 +234,5 @@ OUTPUT_GATE = law(
     "share equals the same gate for every feature.",
     formula=r"f(o; 0) = o / 2,\quad f(o; g) + f(o; -g) = o",
     governs=of(GatedOutput),
-    sources=[QIU.passage("2.2 Augmenting attention layer with gating mechanism")],
+    sources=[QIU.passage("Abstract")],
 )
