@@ -134,7 +134,7 @@ def part(layer: dict[str, Any], name: str) -> dict[str, Any]:
 
 def biased_layer(x: Any, layer: dict[str, Any], norm_first: bool, mask: Any, memory: Any = None) -> Any:
     """PyTorch's layer with GELU, biases and ε of 10⁻³, by formulas of the reference."""
-    sublayers = [lambda y: attended(y, y, part(layer, "self_attn"), mask)]
+    sublayers: list[Callable[[Any], Any]] = [lambda y: attended(y, y, part(layer, "self_attn"), mask)]
     if memory is not None:
         sublayers.append(lambda y: attended(y, memory, part(layer, "multihead_attn"), None))
     sublayers.append(lambda y: network(y, layer))

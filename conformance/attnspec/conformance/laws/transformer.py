@@ -277,7 +277,7 @@ def gelu_of_each_feature(subject: Subject, arguments: Arguments, rng: np.random.
     expected, budget = wide(subject.call(arguments))[..., ::-1], 2 * subject.budget(arguments)[..., ::-1]
     title = "of features in reverse order, GELU in reverse order"
     subject.demand_match(subject.call(reversed_order), expected, budget, reversed_order, title)
-    return x.shape[-1] > 1
+    return bool(x.shape[-1] > 1)
 
 
 @checks(law.UP_PROJECTION_IS_LINEAR)

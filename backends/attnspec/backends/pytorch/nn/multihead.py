@@ -65,6 +65,10 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
     """
 
     kind = MultiHeadParameters
+    b_q: Tensor
+    b_k: Tensor
+    b_v: Tensor
+    b_o: Tensor
 
     def __init__(
         self, embed_dim: int, num_heads: int, *, kdim: int | None = None, vdim: int | None = None,
@@ -101,7 +105,7 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
             return multi_head_attention(query, key, value, *weights, mask=mask, causal=causal)
         pairs = (query, self.w_q, self.b_q), (key, self.w_k, self.b_k), (value, self.w_v, self.b_v)
         heads = [
-            functional.linear(x, w.flatten(0, 1), b.flatten()).unflatten(-1, b.shape).transpose(-3, -2)
+            functional.linear(x, w.flatten(0, 1), b.flatten()).reshape(*x.shape[:-1], *b.shape).transpose(-3, -2)
             for x, w, b in pairs
         ]
         of_heads = None if mask is None else mask.unsqueeze(-3)

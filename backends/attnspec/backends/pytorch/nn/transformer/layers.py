@@ -33,7 +33,7 @@ class Layer(Recorded[Record]):
         return layer
 
     @classmethod
-    def from_parts(cls, parts: Mapping[str, Recorded[Any]], *, norm_first: bool) -> Self:
+    def from_parts(cls, parts: Mapping[str, Any], *, norm_first: bool) -> Self:
         """Return a layer with these submodules."""
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)

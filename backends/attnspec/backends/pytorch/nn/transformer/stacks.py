@@ -80,7 +80,8 @@ class Stack(nn.Module, Generic[Record]):
         norm_first = any(layer.norm_first for layer in layers)
         stack = cls.from_record((), norm_first=norm_first)
         stack.layers.extend(layers)
-        stack.norm = None if module.norm is None else LayerNorm.from_torch(module.norm)
+        last: Any = module.norm
+        stack.norm = None if last is None else LayerNorm.from_torch(last)
         return stack.train(module.training)
 
     def is_plain(self) -> bool:
