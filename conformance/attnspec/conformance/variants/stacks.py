@@ -83,10 +83,10 @@ class ReciprocalRootMeanSquare(Formulas):
 
 @variant("erf by a polynomial of 1/(1 + p|x|)", operations=(GELU,), dtypes=("float32",), differentiable=False)
 class PolynomialErf(Formulas):
-    """erf is formula 7.1.26 of Abramowitz and Stegun, with an error of up to 1.5 · 10⁻⁷, as in ONNX Runtime."""
+    """erf is formula 7.1.26 of Abramowitz and Stegun, with errors below 1.5 · 10⁻⁷."""
 
     def erf(self, x: Numbers) -> Numbers:
-        """1 − t P(t) exp(−x²) with t = 1/(1 + p|x|), with the sign of x."""
+        """1 − P(t) exp(−x²) of |x|, with its sign; t = 1/(1 + p|x|)."""
         real = x.dtype.type
         t = 1 / (1 + real(0.3275911) * np.abs(x))
         polynomial = np.zeros_like(t)
@@ -97,7 +97,7 @@ class PolynomialErf(Formulas):
 
 @variant("silu divides by 1 + exp(−z)", operations=(GatedFeedForward,))
 class DividedSilu(Formulas):
-    """silu is z/(1 + exp(−z)), in both ranges of z from an exponential of at most 1."""
+    """silu is z/(1 + exp(−z)), from an exponential of at most 1."""
 
     def silu(self, x: Numbers) -> Numbers:
         """z/(1 + exp(−z)), and z exp(z)/(exp(z) + 1) where z is negative."""

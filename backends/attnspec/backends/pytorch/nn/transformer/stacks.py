@@ -85,7 +85,10 @@ class Stack(nn.Module, Generic[Record]):
         return stack.train(module.training)
 
     def is_plain(self) -> bool:
-        """Whether the stack is its operation: no layer has settings beyond its record, and no normalization follows."""
+        """Return True if the stack computes its operation.
+
+        Then no layer has settings beyond its record, and no normalization follows the last.
+        """
         return self.norm is None and not any(layer.beyond_record for layer in untyped(self.layers))
 
     def apply_layers(self, x: Tensor, *arguments: Tensor, **masks: Tensor | None) -> Tensor:
