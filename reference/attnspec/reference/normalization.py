@@ -83,7 +83,8 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 def erf(x: np.ndarray) -> np.ndarray:
     """The error function 2/√π ∫₀ˣ exp(−t²) dt.
 
-    It is 2/π ∫₀^∞ exp(−t²) sin(2xt)/t dt, here by the trapezoidal rule with steps of 3/16. The rule errs by erfc(16π/3 − |x|), below 10⁻²¹ for |x| ≤ 7; beyond 7 the result is ±1 within 10⁻²².
+    It is 2/π ∫₀^∞ exp(−t²) sin(2xt)/t dt, here by the trapezoidal rule with steps of 3/16. The rule errs by
+    erfc(16π/3 − |x|), below 10⁻²¹ for |x| ≤ 7; beyond 7 the result is ±1 within 10⁻²².
     """
     real = x.dtype.type
     bounded = np.minimum(np.maximum(x, -7), 7)
