@@ -12,7 +12,7 @@ from attnspec.backends import pytorch
 from attnspec.backends.pytorch import nn
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import judged
-from attnspec.spec import MultiHeadParameters, precision
+from attnspec.spec import LayerNormParameters, MultiHeadParameters, precision
 from attnspec.spec.contract.tree import flatten, map_tree
 from tests.budgets import assert_within_budgets
 
@@ -108,6 +108,81 @@ def test_decoders_are_those_of_pytorch(layers: int | None, norm_first: bool) -> 
     budget = oracle(name, x=x, memory=memory, norm="pre" if norm_first else "post", **{weights: ours.record()}, **masks)
     causal = MASK & torch.ones(N, N, dtype=torch.bool).tril()
     within(budget, ours(x, memory, **masks), theirs(x, memory, ~causal, ~memory_mask))
+    assert_same_state(ours.to_torch(), theirs)
+
+
+BIASED = {"activation": "gelu", "layer_norm_eps": 1e-3, "batch_first": True, **DOUBLE}
+
+
+def attended(x: Any, memory: Any, a: Any, mask: Any) -> Any:
+    """Multi-head attention with biases, from PyTorch's parameters in NumPy."""
+    w, b = a["in_proj_weight"], a["in_proj_bias"]
+    q, k, v = (y @ w[i : i + 6].T + b[i : i + 6] for i, y in ((0, x), (6, memory), (12, memory)))
+    heads = [REFERENCE["scaled_dot_product_attention"](
+        q[..., h : h + 3], k[..., h : h + 3], v[..., h : h + 3], mask=mask) for h in (0, 3)]  # fmt: skip
+    return np.concatenate(heads, axis=-1) @ a["out_proj.weight"].T + a["out_proj.bias"]
+
+
+def network(x: Any, layer: Any) -> Any:
+    hidden = REFERENCE["gelu"](x @ layer["linear1.weight"].T + layer["linear1.bias"])
+    return hidden @ layer["linear2.weight"].T + layer["linear2.bias"]
+
+
+def part(layer: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key.removeprefix(f"{name}."): x for key, x in layer.items() if key.startswith(f"{name}.")}
+
+
+def biased_layer(x: Any, layer: dict[str, Any], norm_first: bool, mask: Any, memory: Any = None) -> Any:
+    """PyTorch's layer with GELU, biases and ε of 10⁻³, by formulas of the reference."""
+    sublayers: list[Callable[[Any], Any]] = [lambda y: attended(y, y, part(layer, "self_attn"), mask)]
+    if memory is not None:
+        sublayers.append(lambda y: attended(y, memory, part(layer, "multihead_attn"), None))
+    sublayers.append(lambda y: network(y, layer))
+    for i, sublayer in enumerate(sublayers, 1):
+        parameters = LayerNormParameters(layer[f"norm{i}.weight"], layer[f"norm{i}.bias"])
+
+        def norm(y: Any, p: Any = parameters) -> Any:
+            return REFERENCE["layer_norm"](y, p, epsilon=1e-3)
+
+        x = x + sublayer(norm(x)) if norm_first else norm(x + sublayer(x))
+    return x
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_encoder_layers_with_gelu_biases_and_another_epsilon_are_those_of_pytorch(norm_first: bool) -> None:
+    theirs = filled(torch.nn.TransformerEncoderLayer(6, 2, 8, 0.0, norm_first=norm_first, **BIASED))
+    ours, x = nn.TransformerEncoderLayer.from_torch(theirs), drawn(B, N, 6)
+    back = ours.to_torch()
+    results = [ours(x, mask=MASK), theirs(x, ~MASK), back(x, ~MASK)]
+    assert_within_budgets(results, biased_layer, x, dict(theirs.state_dict()), norm_first, MASK)
+    assert_same_state(back, theirs)
+    results[0].sum().backward()
+    assert all(p.grad is not None and p.grad.any() for name, p in ours.named_parameters() if name != "attention.b_k")
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_decoder_layers_with_gelu_biases_and_another_epsilon_are_those_of_pytorch(norm_first: bool) -> None:
+    theirs = filled(torch.nn.TransformerDecoderLayer(6, 2, 8, 0.0, norm_first=norm_first, **BIASED))
+    ours, x, memory = nn.TransformerDecoderLayer.from_torch(theirs), drawn(B, N, 6), drawn(B, M, 6)
+    causal = torch.ones(N, N, dtype=torch.bool).tril()
+    results = [ours(x, memory), theirs(x, memory, ~causal)]
+    assert_within_budgets(results, biased_layer, x, dict(theirs.state_dict()), norm_first, causal, memory)
+    assert_same_state(ours.to_torch(), theirs)
+
+
+def test_stacks_with_a_last_normalization_are_those_of_pytorch() -> None:
+    layer = torch.nn.TransformerEncoderLayer(6, 2, 8, 0.0, norm_first=True, **BIASED)
+    last = torch.nn.LayerNorm(6, eps=1e-3, **DOUBLE)
+    theirs = filled(torch.nn.TransformerEncoder(layer, 2, last, enable_nested_tensor=False))
+    ours, x = nn.TransformerEncoder.from_torch(theirs), drawn(B, N, 6)
+
+    def formula(x: Any, stack: dict[str, Any], mask: Any) -> Any:
+        for i in range(2):
+            x = biased_layer(x, part(stack, f"layers.{i}"), True, mask)
+        return REFERENCE["layer_norm"](x, LayerNormParameters(stack["norm.weight"], stack["norm.bias"]), epsilon=1e-3)
+
+    results = [ours(x, mask=MASK), theirs(x, ~MASK)]
+    assert_within_budgets(results, formula, x, dict(theirs.state_dict()), MASK)
     assert_same_state(ours.to_torch(), theirs)
 
 
@@ -208,10 +283,6 @@ DROPS = {"dropout": 0.1, "batch_first": True}
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2)),
      "MultiHeadAttention.from_torch: batch_first: expected True, since the batch comes first here; got False"),
-    (lambda: nn.MultiHeadAttention.from_torch(filled(Torch.MultiheadAttention(6, 2, batch_first=True), "_weight")),
-     "MultiHeadAttention.from_torch: in_proj_bias: expected None or zeros, since the formula has no bias; got up"),
-    (lambda: nn.MultiHeadAttention.from_torch(filled(Torch.MultiheadAttention(6, 2, batch_first=True), "in_proj_bias")),
-     "MultiHeadAttention.from_torch: out_proj.bias: expected None or zeros, since the formula has no bias; got up"),
     (lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, add_bias_kv=True, batch_first=True)),
      "MultiHeadAttention.from_torch: bias_k: expected None, since the formula adds no key; got a tensor"),
     (lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, add_zero_attn=True, batch_first=True)),
@@ -221,15 +292,31 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: nn.TransformerEncoderLayer.from_torch(Torch.TransformerEncoderLayer(6, 2, 8, batch_first=True)),
      "TransformerEncoderLayer.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; "),
     (lambda: nn.TransformerEncoderLayer.from_torch(
-         Torch.TransformerEncoderLayer(6, 2, 8, 0.0, "gelu", batch_first=True)),
-     "TransformerEncoderLayer.from_torch: activation: expected ReLU, the only activation of the formula; got gelu"),
-    (lambda: nn.TransformerEncoderLayer.from_torch(
-         Torch.TransformerEncoderLayer(6, 2, 8, 0.0, layer_norm_eps=1e-6, batch_first=True)),
-     "LayerNorm.from_torch: eps: expected 1e-05, since that is ε of the formula; got 1e-06"),
+         Torch.TransformerEncoderLayer(6, 2, 8, 0.0, torch.tanh, batch_first=True)),
+     "TransformerEncoderLayer.from_torch: activation: expected ReLU, or GELU by erf; got tanh"),
+    (lambda: nn.TransformerDecoderLayer.from_torch(
+         Torch.TransformerDecoderLayer(6, 2, 8, 0.0, Torch.GELU("tanh"), batch_first=True)),
+     "TransformerDecoderLayer.from_torch: activation: expected ReLU, or GELU by erf; got GELU(approximate='tanh')"),
+    (lambda: nn.LayerNorm.from_torch(Torch.LayerNorm(6, eps=0.0)),
+     "LayerNorm.from_torch: eps: expected a positive number; got 0.0"),
     (lambda: nn.TransformerEncoder.from_torch(
          Torch.TransformerEncoder(Torch.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), 2,
-             Torch.LayerNorm(6))),
-     "TransformerEncoder.from_torch: norm: expected None, since the formula ends with the last layer; got LayerNorm"),
+             Torch.RMSNorm(6))),
+     "LayerNorm.from_torch: module: expected a torch.nn.LayerNorm; got RMSNorm"),
+    (lambda: nn.MultiHeadAttention.from_torch(filled(Torch.MultiheadAttention(6, 2, batch_first=True))).record(),
+     "MultiHeadAttention.record: expected the settings of MultiHeadParameters; got biases of attention: call the"),
+    (lambda: nn.TransformerEncoderLayer.from_torch(
+         Torch.TransformerEncoderLayer(6, 2, 8, 0.0, "gelu", layer_norm_eps=1e-6, batch_first=True)).record(),
+     "TransformerEncoderLayer.record: expected the settings of EncoderLayerParameters; got attention_norm: "
+     "epsilon=1e-06, feed_forward: activation='gelu', feed_forward_norm: epsilon=1e-06: call the module"),
+    (lambda: nn.TransformerEncoder.from_torch(
+         Torch.TransformerEncoder(Torch.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), 2,
+             Torch.LayerNorm(6))).record(),
+     "TransformerEncoder.record: expected no normalization after the last layer; got LayerNorm(6): call the module"),
+    (lambda: (layer := nn.TransformerDecoderLayer.from_torch(
+         Torch.TransformerDecoderLayer(6, 2, 8, 0.0, "gelu", batch_first=True))).step(
+             torch.zeros(6), layer.empty_cache(), torch.zeros(3, 6)),
+     "TransformerDecoderLayer.record: expected the settings of DecoderLayerParameters; got feed_forward: "),
     (lambda: nn.TransformerDecoderLayer.from_torch(Torch.TransformerDecoderLayer(6, 2, 8, batch_first=True)),
      "TransformerDecoderLayer.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; "),
     (lambda: nn.TransformerDecoderLayer(6, 2, 8, memory_dim=4).to_torch(),

@@ -81,10 +81,10 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 @overridable
 def erf(x: np.ndarray) -> np.ndarray:
-    """2/√π ∫₀ˣ exp(−t²) dt, the error function, by the trapezoidal rule with steps of 3/16.
+    """The error function 2/√π ∫₀ˣ exp(−t²) dt.
 
-    It is applied to the same number in the form 2/π ∫₀^∞ exp(−t²) sin(2xt)/t dt, and errs by erfc(16π/3 − |x|): below
-    10⁻²¹ for |x| ≤ 7. Beyond 7 the result is ±1 within 10⁻²².
+    It is 2/π ∫₀^∞ exp(−t²) sin(2xt)/t dt, here by the trapezoidal rule with steps of 3/16. The rule errs by
+    erfc(16π/3 − |x|), below 10⁻²¹ for |x| ≤ 7; beyond 7 the result is ±1 within 10⁻²².
     """
     real = x.dtype.type
     bounded = np.minimum(np.maximum(x, -7), 7)

@@ -322,7 +322,7 @@ def gelu(x: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch d"]:
 def gated_feed_forward(
     x: Float[np.ndarray, "*batch d"], parameters: GatedFeedForwardParameters[np.ndarray]
 ) -> Float[np.ndarray, "*batch d"]:
-    """y = W_d (silu(W_g x) ⊙ W_u x); silu(z) = z·σ(z)."""
+    """y = W_d (silu(W_g x) ⊙ W_u x) with silu(z) = z σ(z)."""
     gate = project(x, parameters.w_gate)
     result: np.ndarray = project(gate * sigmoid(gate) * project(x, parameters.w_up), parameters.w_down)
     return result

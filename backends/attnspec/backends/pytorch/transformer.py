@@ -140,9 +140,13 @@ def feed_forward(x: Float[Tensor, "*batch d"], parameters: FeedForwardParameters
 @implements(GELU[Tensor])
 @ignores_autocast
 def gelu(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-    """PyTorch's GELU by erf; half dtypes in float32."""
+    """x/2 erfc(−x/√2), which keeps the digits of small results; half dtypes in float32.
+
+    PyTorch's own GELU adds 1 and erf (pytorch/pytorch#187806); on CPUs, oneDNN's erf errs by up to 12 roundings.
+    """
     _gelu(x)
-    return functional.gelu(upcast(x)).to(x.dtype)
+    wide = upcast(x)
+    return (0.5 * wide * torch.erfc(wide * -math.sqrt(0.5))).to(x.dtype)
 
 
 @implements(GatedFeedForward[Tensor])

@@ -85,6 +85,21 @@ def zero_below_minus_two_and_a_half(correct: Formulas, x: Numbers) -> Numbers:
 
 
 @rediscovered(
+    "pytorch/pytorch#187806",
+    "F.gelu(approximate='none'): 1+erf catastrophic cancellation — up to 57% relative error in fp32 around x≈−5, zeros "
+    "the negative tail",
+    framework="PyTorch",
+    operation=GELU,
+    breaks=(),
+    needs="budgets relative to each result: those of GELU count the roundings of 1 + erf",
+    replaces="probability_by_erf",
+)
+def digits_lost_in_a_sum(correct: Formulas, x: Numbers) -> Numbers:
+    """The probability is (1 + erf(x/√2))/2, which has few right digits where it is small."""
+    return Formulas.probability_by_erf(correct, x)
+
+
+@rediscovered(
     "ml-explore/mlx-lm#767",
     "Fix swiglu parameter order",
     framework="MLX LM",

@@ -83,13 +83,10 @@ class ReciprocalRootMeanSquare(Formulas):
 
 @variant("erf by a polynomial of 1/(1 + p|x|)", operations=(GELU,), dtypes=("float32",), differentiable=False)
 class PolynomialErf(Formulas):
-    """The error function of ONNX Runtime, with an error of up to 1.5 · 10⁻⁷.
-
-    It is formula 7.1.26 of Abramowitz and Stegun.
-    """
+    """erf is formula 7.1.26 of Abramowitz and Stegun, with errors below 1.5 · 10⁻⁷."""
 
     def erf(self, x: Numbers) -> Numbers:
-        """The formula with t = 1/(1 + p|x|), and the sign of x."""
+        """1 − P(t) exp(−x²) of |x|, with its sign; t = 1/(1 + p|x|)."""
         real = x.dtype.type
         t = 1 / (1 + real(0.3275911) * np.abs(x))
         polynomial = np.zeros_like(t)
@@ -100,7 +97,7 @@ class PolynomialErf(Formulas):
 
 @variant("silu divides by 1 + exp(−z)", operations=(GatedFeedForward,))
 class DividedSilu(Formulas):
-    """Gates are z/(1 + exp(−z)), from an exponential of at most 1 for either sign."""
+    """silu is z/(1 + exp(−z)), from an exponential of at most 1."""
 
     def silu(self, x: Numbers) -> Numbers:
         """SiLU by one division; for negative z it is z exp(z)/(exp(z) + 1)."""

@@ -1,9 +1,10 @@
 """Checks, before weights are converted, that a ``torch.nn`` module computes our formula."""
 
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 def refuse(module: str, name: str, expected: str, got: object) -> NoReturn:
@@ -29,11 +30,14 @@ def check_no_dropout(module: str, source: nn.Module, dropout: float) -> None:
         refuse(module, "dropout", "0, or a module in eval(), since the formula has none", dropout)
 
 
-def check_zero(module: str, name: str, bias: Tensor | None) -> None:
-    """Refuse a bias that is not zero."""
-    if bias is not None and bool(bias.detach().any()):
-        largest = float(bias.detach().abs().max())
-        refuse(module, name, "None or zeros, since the formula has no bias", f"up to {largest:.3g}")
+def activation_of(module: str, activation: object) -> Literal["relu", "gelu"]:
+    """Return the name of an activation, ReLU or GELU by erf; refuse others."""
+    if activation in (functional.relu, torch.relu) or isinstance(activation, nn.ReLU):
+        return "relu"
+    if activation is functional.gelu or (isinstance(activation, nn.GELU) and activation.approximate == "none"):
+        return "gelu"
+    name = getattr(activation, "__name__", repr(activation))
+    refuse(module, "activation", "ReLU, or GELU by erf", name)
 
 
 def check_same(module: str, name: str, expected: object, got: object, reason: str) -> None:

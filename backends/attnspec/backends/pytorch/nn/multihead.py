@@ -4,9 +4,11 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from attnspec.backends.pytorch.attention import scaled_dot_product_attention
 from attnspec.backends.pytorch.multihead import multi_head_additive_attention, multi_head_attention
-from attnspec.backends.pytorch.nn.conversion import check, check_kind, check_no_dropout, check_same, check_zero, refuse
+from attnspec.backends.pytorch.nn.conversion import check, check_kind, check_no_dropout, check_same, refuse
 from attnspec.backends.pytorch.nn.initialization import Device, draw, linear_bound, parameter, xavier_bound
 from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, copied
 from attnspec.spec import MultiHeadParameters
@@ -18,6 +20,10 @@ def _head_size(module: str, embed_dim: int, num_heads: int) -> int:
     if embed_dim % num_heads:
         raise ValueError(f"{module}: embed_dim: expected a multiple of num_heads = {num_heads}; got {embed_dim}")
     return embed_dim // num_heads
+
+
+BIASES = ("b_q", "b_k", "b_v", "b_o")
+"""Biases of the projections, (heads, p) each, and of the result, (p_o)."""
 
 
 def _draw_projections(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> None:
@@ -33,8 +39,9 @@ def _draw_projections(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Non
 class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
     """Scaled dot-product attention in heads, concatenated and projected.
 
-    Unlike ``nn.MultiheadAttention`` it has no biases and no dropout, the batch comes first, True in a mask means may
-    attend, and the result is the output alone.
+    Unlike ``nn.MultiheadAttention`` it has no dropout, the batch comes first, True in a mask means may attend, and the
+    result is the output alone. It has biases only where ``from_torch`` found some that are not 0: b_q (heads, p_q),
+    b_k (heads, p_q), b_v (heads, p_v) and b_o (p_o).
 
     Args:
         embed_dim: features of a query and of the result, d_q = p_o; those of all heads together.
@@ -58,6 +65,10 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
     """
 
     kind = MultiHeadParameters
+    b_q: Tensor
+    b_k: Tensor
+    b_v: Tensor
+    b_o: Tensor
 
     def __init__(
         self, embed_dim: int, num_heads: int, *, kdim: int | None = None, vdim: int | None = None,
@@ -74,38 +85,48 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new weights."""
+        """Draw new weights; biases become 0."""
         _draw_projections(self.w_q, self.w_k, self.w_v, self.w_o)
+        for name in BIASES if self.beyond_record else ():
+            nn.init.zeros_(getattr(self, name))
 
     def extra_repr(self) -> str:
-        """Show the sizes."""
+        """Show the sizes, and that there are biases."""
         d_q, d_k, d_v = (w.shape[-1] for w in (self.w_q, self.w_k, self.w_v))
-        return f"embed_dim={d_q}, num_heads={self.w_q.shape[0]}, kdim={d_k}, vdim={d_v}"
+        sizes = f"embed_dim={d_q}, num_heads={self.w_q.shape[0]}, kdim={d_k}, vdim={d_v}"
+        return sizes + (", biases" if self.beyond_record else "")
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
     ) -> Tensor:
         """Values pooled for every query in every head, projected."""
         weights = self.w_q, self.w_k, self.w_v, self.w_o
-        return multi_head_attention(query, key, value, *weights, mask=mask, causal=causal)
+        if not self.beyond_record:
+            return multi_head_attention(query, key, value, *weights, mask=mask, causal=causal)
+        pairs = (query, self.w_q, self.b_q), (key, self.w_k, self.b_k), (value, self.w_v, self.b_v)
+        heads = [
+            functional.linear(x, w.flatten(0, 1), b.flatten()).reshape(*x.shape[:-1], *b.shape).transpose(-3, -2)
+            for x, w, b in pairs
+        ]
+        of_heads = None if mask is None else mask.unsqueeze(-3)
+        pooled = scaled_dot_product_attention(*heads, mask=of_heads, causal=causal)
+        return functional.linear(pooled.transpose(-3, -2).flatten(-2), self.w_o, self.b_o)
 
     if TYPE_CHECKING:
         __call__ = forward
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> Self:
-        """Return a module with a copy of PyTorch's weights, in the same mode.
+        """Return a module with a copy of PyTorch's weights, in the same mode; biases that are all 0 are left out.
 
-        ``ValueError`` for settings that the formula does not have: nonzero biases, added keys, dropout in training;
-        and for ``batch_first=False``, which expects inputs in another layout.
+        ``ValueError`` for settings that the formula does not have: added keys, dropout in training; and for
+        ``batch_first=False``, which expects inputs in another layout.
         """
         caller = "MultiHeadAttention.from_torch"
         check_kind(caller, module, nn.MultiheadAttention)
         check(caller, "batch_first", module.batch_first, True, "the batch comes first here")
         check_no_dropout(caller, module, module.dropout)
         check(caller, "add_zero_attn", module.add_zero_attn, False, "the formula has no key of zeros")
-        check_zero(caller, "in_proj_bias", module.in_proj_bias)
-        check_zero(caller, "out_proj.bias", module.out_proj.bias)
         if module.bias_k is not None:
             refuse(caller, "bias_k", "None, since the formula adds no key", "a tensor")
         if module.in_proj_weight is not None:
@@ -114,13 +135,19 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
             projections = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         p = _head_size(caller, module.embed_dim, module.num_heads)
         w_q, w_k, w_v = (copied(w).reshape(module.num_heads, p, w.shape[-1]) for w in projections)
-        return cls.from_record(MultiHeadParameters(w_q, w_k, w_v, module.out_proj.weight)).train(module.training)
+        converted = cls.from_record(MultiHeadParameters(w_q, w_k, w_v, module.out_proj.weight))
+        if module.in_proj_bias is not None and bool(module.in_proj_bias.any() or module.out_proj.bias.any()):
+            projected = module.in_proj_bias.reshape(3, module.num_heads, p)
+            for name, bias in zip(BIASES, (*projected, module.out_proj.bias), strict=True):
+                converted.register_parameter(name, nn.Parameter(copied(bias)))
+            converted.beyond_record = "biases of attention"
+        return converted.train(module.training)
 
     def to_torch(self, *, bias: bool = False) -> nn.MultiheadAttention:
         """Return PyTorch's module with a copy of the weights, batch first, in the same mode.
 
-        ``bias`` adds biases of 0. ``ValueError`` for sizes that PyTorch does not have: features of a query, of the
-        result and of all heads together must be equal.
+        ``bias`` adds biases of 0 to a module that has none. ``ValueError`` for sizes that PyTorch does not have:
+        features of a query, of the result and of all heads together must be equal.
         """
         (heads, p, d_q), d_k, d_v = self.w_q.shape, self.w_k.shape[-1], self.w_v.shape[-1]
         caller, reason = "MultiHeadAttention.to_torch", "torch.nn has one embed_dim for queries, heads and results"
@@ -128,8 +155,9 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
         check_same(caller, "heads·p_q", d_q, heads * p, reason)
         check_same(caller, "heads·p_v", d_q, self.w_o.shape[1], reason)
         attention = nn.MultiheadAttention(
-            d_q, heads, bias=bias, kdim=d_k, vdim=d_v, batch_first=True, device=self.w_q.device, dtype=self.w_q.dtype
-        )
+            d_q, heads, bias=bias or bool(self.beyond_record), kdim=d_k, vdim=d_v, batch_first=True,
+            device=self.w_q.device, dtype=self.w_q.dtype,
+        )  # fmt: skip
         projections = [copied(w).flatten(0, 1) for w in (self.w_q, self.w_k, self.w_v)]
         with torch.no_grad():
             if attention.in_proj_weight is not None:
@@ -138,6 +166,9 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
                 for name, w in zip(("q", "k", "v"), projections, strict=True):
                     getattr(attention, f"{name}_proj_weight").copy_(w)
             attention.out_proj.weight.copy_(self.w_o)
+            if self.beyond_record:
+                attention.in_proj_bias.copy_(torch.stack((self.b_q, self.b_k, self.b_v)).flatten())
+                attention.out_proj.bias.copy_(self.b_o)
         return attention.train(self.training)
 
 

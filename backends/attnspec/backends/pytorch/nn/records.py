@@ -24,6 +24,11 @@ class Recorded(nn.Module, Generic[Record]):
     parts: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Module class of each field that is a record; of a tuple of layers, the class of one layer."""
     _names: ClassVar[tuple[str, ...]]
+    beyond_record: str = ""
+    """Settings from ``from_torch`` that the record has no place for.
+
+    Such as biases of attention; empty if there are none.
+    """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -31,7 +36,13 @@ class Recorded(nn.Module, Generic[Record]):
             cls._names = tuple(f.name for f in fields(cls.kind))
 
     def record(self) -> Record:
-        """Return the parameters as a record, without copies, so that gradients flow."""
+        """Return the parameters as a record, without copies, so that gradients flow.
+
+        ``ValueError`` for a module with settings that the record has no place for: only calls of it use them.
+        """
+        if self.beyond_record:
+            expected = f"expected the settings of {self.kind.__name__}"
+            raise ValueError(f"{type(self).__name__}.record: {expected}; got {self.beyond_record}: call the module")
         stored = self._parameters
         # Only submodules and parametrized weights need getattr; reading ``_parameters`` is ten times as fast.
         values = [stored[name] if name in stored else _record_value(getattr(self, name)) for name in self._names]

@@ -1,13 +1,13 @@
 """Modules of transformer encoder and decoder layers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from attnspec.backends.pytorch.nn.conversion import check_kind, check_no_dropout, check_same, refuse
+from attnspec.backends.pytorch.nn.conversion import activation_of, check_kind, check_no_dropout, check_same
 from attnspec.backends.pytorch.nn.initialization import Device
 from attnspec.backends.pytorch.nn.multihead import MultiHeadAttention
 from attnspec.backends.pytorch.nn.records import Record, Recorded, check_sizes
@@ -32,6 +32,21 @@ class Layer(Recorded[Record]):
         layer.norm_first = norm_first
         return layer
 
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Any], *, norm_first: bool) -> Self:
+        """Return a layer with these submodules."""
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer.norm_first = norm_first
+        for name, part in parts.items():
+            setattr(layer, name, part)
+        layer.beyond_record = ", ".join(f"{name}: {x.beyond_record}" for name, x in parts.items() if x.beyond_record)
+        return layer
+
+    def residual(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: LayerNorm) -> Tensor:
+        """Return a sublayer's output with residual connection and normalization."""
+        return x + sublayer(norm(x)) if self.norm_first else norm(x + sublayer(x))
+
     def extra_repr(self) -> str:
         """Show ``norm_first``."""
         return f"norm_first={self.norm_first}"
@@ -48,6 +63,7 @@ class Layer(Recorded[Record]):
         """Return a PyTorch layer of class ``kind`` with our self-attention and feed-forward weights."""
         w_q, network = self.attention.w_q, self.feed_forward
         options = {"batch_first": True, "norm_first": self.norm_first, "device": w_q.device, "dtype": w_q.dtype}
+        options["activation"] = network.activation
         layer = kind(network.w_1.shape[1], w_q.shape[0], network.w_1.shape[0], 0.0, **options)
         with torch.no_grad():
             for linear, w, b in ((layer.linear1, network.w_1, network.b_1), (layer.linear2, network.w_2, network.b_2)):
@@ -62,14 +78,14 @@ def norm_option(norm_first: bool) -> Literal["post", "pre"]:
     return "pre" if norm_first else "post"
 
 
-def check_layer(caller: str, module: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, dropouts: int) -> None:
-    """Refuse dropout in training, and activations other than ReLU."""
+def network_of(
+    caller: str, module: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, dropouts: int
+) -> FeedForward:
+    """Return a layer's feed-forward network; refuse dropout in training, and unknown activations."""
     for name in ("dropout", *(f"dropout{number}" for number in range(1, dropouts + 1))):
         check_no_dropout(caller, module, getattr(module, name).p)
-    activation = module.activation
-    if activation not in (functional.relu, torch.relu) and not isinstance(activation, nn.ReLU):
-        name = getattr(activation, "__name__", type(activation).__name__)
-        refuse(caller, "activation", "ReLU, the only activation of the formula", name)
+    activation = activation_of(caller, module.activation)
+    return FeedForward.from_torch(module.linear1, module.linear2, activation=activation)
 
 
 class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
@@ -113,6 +129,9 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Return the layer's output for x."""
+        if self.beyond_record:
+            x = self.residual(x, lambda y: self.attention(y, y, y, mask=mask), self.attention_norm)
+            return self.residual(x, self.feed_forward, self.feed_forward_norm)
         return encoder_layer(x, self.record(), mask=mask, norm=norm_option(self.norm_first))
 
     if TYPE_CHECKING:
@@ -122,18 +141,20 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
     def from_torch(cls, module: nn.TransformerEncoderLayer) -> Self:
         """Return a layer with a copy of PyTorch's weights, in the same mode.
 
-        ``ValueError`` for an activation other than ReLU, another ε, dropout in training, and where
-        :meth:`MultiHeadAttention.from_torch` raises: nonzero biases of attention, ``batch_first=False``.
+        GELU by erf, biases of attention and another ε than 10⁻⁵ are taken over. The operation ``encoder_layer`` has
+        none of them, so such a layer computes its parts one after another, and has no record. ``ValueError`` for other
+        activations, dropout in training, and where :meth:`MultiHeadAttention.from_torch` raises, as for
+        ``batch_first=False``.
         """
         check_kind("TransformerEncoderLayer.from_torch", module, nn.TransformerEncoderLayer)
-        check_layer("TransformerEncoderLayer.from_torch", module, 2)
-        record = EncoderLayerParameters(
-            attention=MultiHeadAttention.from_torch(module.self_attn).record(),
-            attention_norm=LayerNorm.from_torch(module.norm1).record(),
-            feed_forward=FeedForward.from_torch(module.linear1, module.linear2).record(),
-            feed_forward_norm=LayerNorm.from_torch(module.norm2).record(),
-        )
-        return cls.from_record(record, norm_first=module.norm_first).train(module.training)
+        network = network_of("TransformerEncoderLayer.from_torch", module, 2)
+        parts = {
+            "attention": MultiHeadAttention.from_torch(module.self_attn),
+            "attention_norm": LayerNorm.from_torch(module.norm1),
+            "feed_forward": network,
+            "feed_forward_norm": LayerNorm.from_torch(module.norm2),
+        }
+        return cls.from_parts(parts, norm_first=module.norm_first).train(module.training)
 
     def to_torch(self) -> nn.TransformerEncoderLayer:
         """Return PyTorch's layer with a copy of weights and mode, batch first, without dropout.
@@ -203,6 +224,11 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
         self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> Tensor:
         """Return the layer's output for x and the memory."""
+        if self.beyond_record:
+            x = self.residual(x, lambda y: self.attention(y, y, y, mask=mask, causal=True), self.attention_norm)
+            look_up = partial(self.cross_attention, key=memory, value=memory, mask=memory_mask)
+            x = self.residual(x, look_up, self.cross_attention_norm)
+            return self.residual(x, self.feed_forward, self.feed_forward_norm)
         norm = norm_option(self.norm_first)
         return decoder_layer(x, memory, self.record(), mask=mask, memory_mask=memory_mask, norm=norm)
 
@@ -220,7 +246,8 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
     ) -> tuple[Tensor, KeyValueCache[Tensor]]:  # fmt: skip
         """Return the output for the next position x (*batch, d), and the longer cache.
 
-        Masks broadcast to (*batch, cached) and (*batch, m). Source: operation ``cached_decoder_step``.
+        Masks broadcast to (*batch, cached) and (*batch, m). ``ValueError`` for a layer without a record
+        (:meth:`from_torch`). Source: operation ``cached_decoder_step``.
         """
         norm = norm_option(self.norm_first)
         return cached_decoder_step(x, cache, memory, self.record(), mask=mask, memory_mask=memory_mask, norm=norm)
@@ -233,16 +260,16 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
         :meth:`TransformerEncoderLayer.from_torch` raises.
         """
         check_kind("TransformerDecoderLayer.from_torch", module, nn.TransformerDecoderLayer)
-        check_layer("TransformerDecoderLayer.from_torch", module, 3)
-        record = DecoderLayerParameters(
-            attention=MultiHeadAttention.from_torch(module.self_attn).record(),
-            attention_norm=LayerNorm.from_torch(module.norm1).record(),
-            cross_attention=MultiHeadAttention.from_torch(module.multihead_attn).record(),
-            cross_attention_norm=LayerNorm.from_torch(module.norm2).record(),
-            feed_forward=FeedForward.from_torch(module.linear1, module.linear2).record(),
-            feed_forward_norm=LayerNorm.from_torch(module.norm3).record(),
-        )
-        return cls.from_record(record, norm_first=module.norm_first).train(module.training)
+        network = network_of("TransformerDecoderLayer.from_torch", module, 3)
+        parts = {
+            "attention": MultiHeadAttention.from_torch(module.self_attn),
+            "attention_norm": LayerNorm.from_torch(module.norm1),
+            "cross_attention": MultiHeadAttention.from_torch(module.multihead_attn),
+            "cross_attention_norm": LayerNorm.from_torch(module.norm2),
+            "feed_forward": network,
+            "feed_forward_norm": LayerNorm.from_torch(module.norm3),
+        }
+        return cls.from_parts(parts, norm_first=module.norm_first).train(module.training)
 
     def to_torch(self) -> nn.TransformerDecoderLayer:
         """Return PyTorch's layer with a copy of weights and mode, batch first, without dropout.

@@ -13,18 +13,25 @@ from attnspec.backends.pytorch.nn.transformer.layers import (
     TransformerEncoderLayer,
     norm_option,
 )
+from attnspec.backends.pytorch.nn.transformer.sublayers import LayerNorm
 from attnspec.backends.pytorch.transformer import decoder_stack, encoder_stack
 from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters
 
 
 class Stack(nn.Module, Generic[Record]):
-    """Base of stacks; all layers share ``norm_first``, and no normalization follows the last."""
+    """Base of stacks; all layers share ``norm_first``.
+
+    A normalization follows the last layer only where ``from_torch`` found one.
+    """
 
     layer: ClassVar[Any]
     """Class of the layers."""
 
+    norm: LayerNorm | None
+
     def __init__(self, layer: Layer[Record], num_layers: int) -> None:
         super().__init__()
+        self.norm = None
         check_sizes(type(self).__name__, least=0, num_layers=num_layers)
         self.norm_first = layer.norm_first
         self.layers = nn.ModuleList([deepcopy(layer) for _ in range(num_layers)])
@@ -34,12 +41,20 @@ class Stack(nn.Module, Generic[Record]):
         """Return a stack with a copy of the weights of every layer."""
         stack = cls.__new__(cls)
         nn.Module.__init__(stack)
+        stack.norm = None
         stack.norm_first = norm_first
         stack.layers = nn.ModuleList([cls.layer.from_record(x, norm_first=norm_first) for x in layers])
         return stack
 
     def record(self) -> tuple[Record, ...]:
-        """Return the weights of every layer; ``ValueError`` if layers differ in ``norm_first``."""
+        """Return the weights of every layer.
+
+        ``ValueError`` if layers differ in ``norm_first``, and for a stack that no operation computes: with a
+        normalization after the last layer, or layers without a record.
+        """
+        if self.norm is not None:
+            expected = "expected no normalization after the last layer"
+            raise ValueError(f"{type(self).__name__}.record: {expected}; got {self.norm}: call the module")
         for i, layer in enumerate(untyped(self.layers)):
             if layer.norm_first != self.norm_first:
                 expected = f"expected {self.norm_first} like norm_first of the stack"
@@ -58,14 +73,29 @@ class Stack(nn.Module, Generic[Record]):
     def from_torch_layers(cls, module: nn.TransformerEncoder | nn.TransformerDecoder) -> Self:
         """Return a stack with a copy of PyTorch's weights, in the same mode."""
         caller = f"{cls.__name__}.from_torch"
-        if module.norm is not None:
-            refuse(caller, "norm", "None, since the formula ends with the last layer", type(module.norm).__name__)
         layers = [cls.layer.from_torch(layer) for layer in module.layers]
         for i, layer in enumerate(layers):
             name, shared = f"layers[{i}].norm_first", "all layers share that of layers[0]"
             check_same(caller, name, layers[0].norm_first, layer.norm_first, shared)
         norm_first = any(layer.norm_first for layer in layers)
-        return cls.from_record(tuple(layer.record() for layer in layers), norm_first=norm_first).train(module.training)
+        stack = cls.from_record((), norm_first=norm_first)
+        stack.layers.extend(layers)
+        last: Any = module.norm
+        stack.norm = None if last is None else LayerNorm.from_torch(last)
+        return stack.train(module.training)
+
+    def is_plain(self) -> bool:
+        """Return True if the stack computes its operation.
+
+        Then no layer has settings beyond its record, and no normalization follows the last.
+        """
+        return self.norm is None and not any(layer.beyond_record for layer in untyped(self.layers))
+
+    def apply_layers(self, x: Tensor, *arguments: Tensor, **masks: Tensor | None) -> Tensor:
+        """Return the output of the layers one after another, normalized."""
+        for layer in untyped(self.layers):
+            x = layer(x, *arguments, **masks)
+        return x if self.norm is None else self.norm(x)
 
     def as_torch(self, kind: Any, **options: Any) -> Any:
         """Return a PyTorch stack of class ``kind`` with a copy of layers and mode."""
@@ -76,6 +106,7 @@ class Stack(nn.Module, Generic[Record]):
         # num_layers = 0: PyTorch would fill the stack with copies of layers[0]
         stack = kind(layers[0], 0, **options)
         stack.layers, stack.num_layers = nn.ModuleList(layers), len(layers)
+        stack.norm = None if self.norm is None else self.norm.to_torch()
         return stack.train(self.training)
 
 
@@ -105,6 +136,8 @@ class TransformerEncoder(Stack[EncoderLayerParameters[Tensor]]):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The features after the last layer."""
+        if not self.is_plain():
+            return self.apply_layers(x, mask=mask)
         return encoder_stack(x, self.record(), mask=mask, norm=norm_option(self.norm_first))
 
     if TYPE_CHECKING:
@@ -114,8 +147,8 @@ class TransformerEncoder(Stack[EncoderLayerParameters[Tensor]]):
     def from_torch(cls, module: nn.TransformerEncoder) -> Self:
         """Return an encoder with a copy of PyTorch's weights, in the same mode.
 
-        ``ValueError`` for a normalization after the last layer, layers that differ in ``norm_first``, and where
-        :meth:`TransformerEncoderLayer.from_torch` raises.
+        A normalization after the last layer is taken over. ``ValueError`` for one other than ``nn.LayerNorm``, layers
+        that differ in ``norm_first``, and where :meth:`TransformerEncoderLayer.from_torch` raises.
         """
         check_kind("TransformerEncoder.from_torch", module, nn.TransformerEncoder)
         return cls.from_torch_layers(module)
@@ -154,6 +187,8 @@ class TransformerDecoder(Stack[DecoderLayerParameters[Tensor]]):
         self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> Tensor:
         """The features after the last layer."""
+        if not self.is_plain():
+            return self.apply_layers(x, memory, mask=mask, memory_mask=memory_mask)
         norm = norm_option(self.norm_first)
         return decoder_stack(x, memory, self.record(), mask=mask, memory_mask=memory_mask, norm=norm)
 
@@ -164,8 +199,8 @@ class TransformerDecoder(Stack[DecoderLayerParameters[Tensor]]):
     def from_torch(cls, module: nn.TransformerDecoder) -> Self:
         """Return a decoder with a copy of PyTorch's weights, in the same mode.
 
-        PyTorch's decoder is causal only if called with a causal mask. ``ValueError`` for a normalization after the last
-        layer, layers that differ in ``norm_first``, and where :meth:`TransformerDecoderLayer.from_torch` raises.
+        PyTorch's decoder is causal only if called with a causal mask. All else is as in
+        :meth:`TransformerEncoder.from_torch`.
         """
         check_kind("TransformerDecoder.from_torch", module, nn.TransformerDecoder)
         return cls.from_torch_layers(module)

@@ -1,19 +1,20 @@
 """Modules of layer normalization and the feed-forward network."""
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from attnspec.backends.pytorch.nn.conversion import bias_of, check, check_kind, check_same, refuse
 from attnspec.backends.pytorch.nn.initialization import Device, draw, linear_bound, parameter
 from attnspec.backends.pytorch.nn.records import Recorded, check_sizes
-from attnspec.backends.pytorch.transformer import EPSILON, feed_forward, layer_norm
+from attnspec.backends.pytorch.transformer import EPSILON, feed_forward, gelu, layer_norm
 from attnspec.spec import FeedForwardParameters, LayerNormParameters
 
 
 class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
-    """Layer normalization of the last dimension, with ε = 10⁻⁵.
+    """Layer normalization of the last dimension, with ε = 10⁻⁵ unless ``from_torch`` took another.
 
     Args:
         normalized_shape: features, d.
@@ -28,6 +29,7 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
     """
 
     kind = LayerNormParameters
+    epsilon: float = EPSILON
 
     def __init__(self, normalized_shape: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -42,34 +44,39 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
         nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
-        """Show the size."""
-        return f"{self.gain.shape[0]}"
+        """Show the size, and ε if it is not 10⁻⁵."""
+        return f"{self.gain.shape[0]}" + (f", {self.beyond_record}" if self.beyond_record else "")
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x, normalized."""
-        return layer_norm(x, self.record())
+        return layer_norm(x, LayerNormParameters(self.gain, self.bias), epsilon=self.epsilon)
 
     if TYPE_CHECKING:
         __call__ = forward
 
     @classmethod
     def from_torch(cls, module: nn.LayerNorm) -> Self:
-        """Return a module with a copy of PyTorch's weights; missing biases become 0.
+        """Return a module with a copy of PyTorch's weights and its ε; missing biases become 0.
 
-        ``ValueError`` for another ε, for more than one normalized dimension and for a module without weights.
+        ``ValueError`` for an ε that is not positive, for more than one normalized dimension and for a module without
+        weights.
         """
         caller = "LayerNorm.from_torch"
         check_kind(caller, module, nn.LayerNorm)
-        check(caller, "eps", module.eps, EPSILON, "that is ε of the formula")
+        if not module.eps > 0:
+            refuse(caller, "eps", "a positive number", module.eps)
         if len(module.normalized_shape) != 1:
             refuse(caller, "normalized_shape", "one dimension", module.normalized_shape)
         check(caller, "elementwise_affine", module.elementwise_affine, True, "the formula has a gain")
         record = LayerNormParameters(module.weight, bias_of(module, module.weight))
-        return cls.from_record(record).train(module.training)
+        converted = cls.from_record(record).train(module.training)
+        if module.eps != EPSILON:
+            converted.epsilon, converted.beyond_record = module.eps, f"epsilon={module.eps:g}"
+        return converted
 
     def to_torch(self) -> nn.LayerNorm:
         """Return PyTorch's module with a copy of the weights."""
-        module = nn.LayerNorm(self.gain.shape[0], EPSILON, device=self.gain.device, dtype=self.gain.dtype)
+        module = nn.LayerNorm(self.gain.shape[0], self.epsilon, device=self.gain.device, dtype=self.gain.dtype)
         with torch.no_grad():
             module.weight.copy_(self.gain)
             module.bias.copy_(self.bias)
@@ -77,7 +84,9 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
 
 
 class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
-    """The feed-forward network of a layer, for each position: d features, f ReLUs, d features.
+    """The feed-forward network of a layer, for each position: d features, f hidden units, d features.
+
+    The activation is ReLU; ``from_torch`` also takes GELU.
 
     Args:
         d_model: features, d.
@@ -93,6 +102,7 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
     """
 
     kind = FeedForwardParameters
+    activation: Literal["relu", "gelu"] = "relu"
 
     def __init__(
         self, d_model: int, dim_feedforward: int = 2048, *, device: Device = None, dtype: torch.dtype | None = None
@@ -111,18 +121,21 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
         draw(linear_bound(self.w_2.shape[1]), self.w_2, self.b_2)
 
     def extra_repr(self) -> str:
-        """Show the sizes."""
-        return f"d_model={self.w_1.shape[1]}, dim_feedforward={self.w_1.shape[0]}"
+        """Show the sizes, and an activation other than ReLU."""
+        sizes = f"d_model={self.w_1.shape[1]}, dim_feedforward={self.w_1.shape[0]}"
+        return sizes + (f", {self.beyond_record}" if self.beyond_record else "")
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's output for every position."""
+        if self.activation == "gelu":
+            return functional.linear(gelu(functional.linear(x, self.w_1, self.b_1)), self.w_2, self.b_2)
         return feed_forward(x, self.record())
 
     if TYPE_CHECKING:
         __call__ = forward
 
     @classmethod
-    def from_torch(cls, first: nn.Linear, second: nn.Linear) -> Self:
+    def from_torch(cls, first: nn.Linear, second: nn.Linear, *, activation: Literal["relu", "gelu"] = "relu") -> Self:
         """Return a module with a copy of two linear layers; missing biases become 0.
 
         ``ValueError`` unless the second layer's inputs are the first's outputs, and the reverse.
@@ -133,4 +146,7 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
         check_same(caller, "second.in_features", first.out_features, second.in_features, "first returns as many")
         check_same(caller, "second.out_features", first.in_features, second.out_features, "first takes as many")
         weights = [(layer.weight, bias_of(layer, layer.weight[:, 0])) for layer in (first, second)]
-        return cls.from_record(FeedForwardParameters(*weights[0], *weights[1]))
+        converted = cls.from_record(FeedForwardParameters(*weights[0], *weights[1]))
+        if activation == "gelu":
+            converted.activation, converted.beyond_record = "gelu", "activation='gelu'"
+        return converted
