@@ -119,6 +119,9 @@ PRESS = Source(
     "Press 2022",
     "Train short, test long: attention with linear biases enables input length extrapolation (arXiv:2108.12409)",
 )
+PYTORCH = Source(
+    "PyTorch", "torch.nn", url="https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html"
+)
 RADFORD = Source(
     "Radford 2018",
     "Improving language understanding by generative pre-training",
@@ -175,6 +178,7 @@ PAPERS = (
     OPENAI,
     PENG,
     PRESS,
+    PYTORCH,
     RADFORD,
     SRIVASTAVA,
     SU,
