@@ -186,6 +186,17 @@ def joined(
     return torch.cat(each, -1)
 
 
+def biased_heads(
+    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor,
+    b_q: Tensor, b_k: Tensor, b_v: Tensor, b_o: Tensor, **options: Any,
+) -> Tensor:  # fmt: skip
+    each = [
+        scaled(*(x @ w[r].mT + b[r] for x, w, b in ((query, w_q, b_q), (key, w_k, b_k), (value, w_v, b_v))), **options)
+        for r in range(len(w_q))
+    ]
+    return torch.cat(each, -1) @ w_o.mT + b_o
+
+
 def additive_heads(
     query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor,
     a_q: Tensor, a_k: Tensor, a_v: Tensor, **options: Any,
@@ -708,6 +719,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
         of_state(annotations, state @ w), annotations, **how
     ),
     "luong_context_location": lambda state, annotations, w, **how: context(state @ w.mT, annotations, **how),
+    "biased_multi_head_attention": biased_heads,
     "multi_head_additive_attention": additive_heads,
     "concat_heads_attention": joined,
     "split_heads": lambda x, heads: torch.stack(x.chunk(heads, -1), -3),

@@ -117,6 +117,18 @@ def heads(a: dict[str, Any]) -> list[list[Any]]:
     return linear(join_heads(a, scaled), a["w_o"])
 
 
+def biased_heads(a: dict[str, Any]) -> list[list[Any]]:
+    def head(r: int) -> Any:
+        names = (("query", "w_q", "b_q"), ("key", "w_k", "b_k"), ("value", "w_v", "b_v"))
+        return attend(scaled, *(shifted(linear(a[x], a[w][r]), a[b][r]) for x, w, b in names), a)
+
+    return shifted(linear(side_by_side([head(r) for r in range(len(a["w_q"]))]), a["w_o"]), a["b_o"])
+
+
+def shifted(rows: Rows, b: Row) -> list[list[Any]]:
+    return [[x + y for x, y in zip(row, b, strict=True)] for row in rows]
+
+
 def context(score: Callable[[Row, int], Any], a: dict[str, Any]) -> Row:
     h = a["annotations"]
     return pool(weights([[score(k, j) for j, k in enumerate(h)]], {"mask": [a["mask"]]}), h)[0]
@@ -911,6 +923,7 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "luong_context_dot": lambda a: context(lambda h, j: dot(a["state"], h), a),
     "luong_context_general": lambda a: context(lambda h, j: bilinear(a["state"], a["w"], h), a),
     "luong_context_location": lambda a: context(lambda h, j: dot(a["w"][j], a["state"]), a),
+    "biased_multi_head_attention": biased_heads,
     "multi_head_additive_attention": additive_heads,
     "concat_heads_attention": join_heads,
     "split_heads": lambda a: [

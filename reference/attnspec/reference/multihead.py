@@ -11,6 +11,7 @@ from attnspec.reference.attention import (
 )
 from attnspec.reference.defining.definition import defines
 from attnspec.spec.multihead import (
+    BiasedMultiHeadAttention,
     ConcatHeadsAttention,
     MergeHeads,
     MultiHeadAdditiveAttention,
@@ -19,6 +20,7 @@ from attnspec.spec.multihead import (
 )
 
 __all__ = [
+    "biased_multi_head_attention",
     "concat_heads_attention",
     "merge_heads",
     "multi_head_additive_attention",
@@ -62,6 +64,37 @@ def multi_head_attention(
         for r in range(w_q.shape[0])
     ]
     return project(np.concatenate(heads, axis=-1), w_o)
+
+
+@defines(BiasedMultiHeadAttention[np.ndarray])
+def biased_multi_head_attention(
+    query: Float[np.ndarray, "*#batch n d_q"],
+    key: Float[np.ndarray, "*#batch m d_k"],
+    value: Float[np.ndarray, "*#batch m d_v"],
+    w_q: Float[np.ndarray, "heads p_q d_q"],
+    w_k: Float[np.ndarray, "heads p_q d_k"],
+    w_v: Float[np.ndarray, "heads p_v d_v"],
+    w_o: Float[np.ndarray, "p_o heads*p_v"],
+    b_q: Float[np.ndarray, "heads p_q"],
+    b_k: Float[np.ndarray, "heads p_q"],
+    b_v: Float[np.ndarray, "heads p_v"],
+    b_o: Float[np.ndarray, " p_o"],
+    *,
+    mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+) -> Float[np.ndarray, "*batch n p_o"]:
+    """oᵢ = W_o [h₁; …; h_h] + b_o, h_r = softmax(Q_r K_rᵀ/√p_q) V_r with Q_r = QW_{q,r}ᵀ + b_{q,r}, and so on."""
+    heads = [
+        scaled_dot_product_attention(
+            project(query, w_q[r]) + b_q[r],
+            project(key, w_k[r]) + b_k[r],
+            project(value, w_v[r]) + b_v[r],
+            mask=mask,
+            causal=causal,
+        )
+        for r in range(w_q.shape[0])
+    ]
+    return project(np.concatenate(heads, axis=-1), w_o) + b_o
 
 
 @defines(MultiHeadAdditiveAttention[np.ndarray])

@@ -10,9 +10,10 @@ from jaxtyping import Bool, Float
 
 from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.registration import operation
-from attnspec.spec.contract.sources import S0, S1, S2, S3, S4
+from attnspec.spec.contract.sources import PYTORCH, S0, S1, S2, S3, S4
 
 __all__ = [
+    "BiasedMultiHeadAttention",
     "ConcatHeadsAttention",
     "MergeHeads",
     "MultiHeadAdditiveAttention",
@@ -105,6 +106,43 @@ class MultiHeadAttention(Protocol[Array]):
 
 
 @operation(
+    "biased_multi_head_attention",
+    chapter="multihead",
+    formula=r"o_i = W_o [h_1; \dots; h_h] + b_o,\quad"
+    r" h_r = \operatorname{softmax}(Q_r K_r^\top / \sqrt{p_q}) V_r,\quad Q_r = Q W_{q,r}^\top + b_{q,r},\ \dots",
+    sources=[PYTORCH.passage("MultiheadAttention: bias"), S0.equation(7), S0.equation(10)],
+    scores_scale_with={"w_q": 1.0, "b_q": 1.0},
+)
+class BiasedMultiHeadAttention(Protocol[Array]):
+    """Multi-head attention whose projections have biases, as in PyTorch, BERT and GPT-2.
+
+    Where: All is as in `multi_head_attention`. b_q, b_k and b_v are added to the projected queries, keys and values of
+    a head before its scores are divided by √p_q; b_o is added once, to the sum over all heads. The result is in units
+    of b_o, which are those of w_o × b_v.
+    Domain: After projection, Σ|q||k| stays finite.
+    Edges: A row without an attendable key is b_o (semantics `fully_masked`).
+    """
+
+    def __call__(
+        self,
+        query: Float[Array, "*#batch n d_q"],
+        key: Float[Array, "*#batch m d_k"],
+        value: Float[Array, "*#batch m d_v"],
+        w_q: Float[Array, "heads p_q d_q"],
+        w_k: Float[Array, "heads p_q d_k"],
+        w_v: Float[Array, "heads p_v d_v"],
+        w_o: Float[Array, "p_o heads*p_v"],
+        b_q: Float[Array, "heads p_q"],
+        b_k: Float[Array, "heads p_q"],
+        b_v: Float[Array, "heads p_v"],
+        b_o: Float[Array, " p_o"],
+        *,
+        mask: Bool[Array, "*#batch #n #m"] | None = None,
+        causal: bool = False,
+    ) -> Float[Array, "*batch n p_o"]: ...
+
+
+@operation(
     "multi_head_additive_attention",
     chapter="multihead",
     formula=r"o_i = W_o [h_1; \dots; h_h],\quad h_{r,i} = \sum_j \operatorname{softmax}_j(a_{v,r}^\top"
@@ -176,6 +214,7 @@ class MultiHeadOperations(Generic[Array]):
     split_heads: SplitHeads[Array]
     merge_heads: MergeHeads[Array]
     multi_head_attention: MultiHeadAttention[Array]
+    biased_multi_head_attention: BiasedMultiHeadAttention[Array]
     multi_head_additive_attention: MultiHeadAdditiveAttention[Array]
     concat_heads_attention: ConcatHeadsAttention[Array]
 
@@ -186,5 +225,6 @@ class MultiHeadTable(TypedDict, Generic[Array], total=False):
     split_heads: SplitHeads[Array]
     merge_heads: MergeHeads[Array]
     multi_head_attention: MultiHeadAttention[Array]
+    biased_multi_head_attention: BiasedMultiHeadAttention[Array]
     multi_head_additive_attention: MultiHeadAdditiveAttention[Array]
     concat_heads_attention: ConcatHeadsAttention[Array]

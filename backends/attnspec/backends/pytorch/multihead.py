@@ -13,8 +13,9 @@ from attnspec.backends.pytorch.kernels.dot.sdpa import attend as dot_attention
 from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.backends.pytorch.runtime.products import project
+from attnspec.backends.pytorch.runtime.products import project, wide_linear
 from attnspec.spec import (
+    BiasedMultiHeadAttention,
     ConcatHeadsAttention,
     MergeHeads,
     MultiHeadAdditiveAttention,
@@ -25,6 +26,7 @@ from attnspec.spec import (
 )
 
 __all__ = [
+    "biased_multi_head_attention",
     "concat_heads_attention",
     "merge_heads",
     "multi_head_additive_attention",
@@ -35,6 +37,7 @@ __all__ = [
 _additive_heads = Check("multi_head_additive_attention")
 _concat = Check("concat_heads_attention")
 _multi_head = Check("multi_head_attention")
+_biased = Check("biased_multi_head_attention")
 _split = Check("split_heads")
 _merge = Check("merge_heads")
 
@@ -45,17 +48,18 @@ MOST_PLAIN_TERMS = 2**15
 """Most terms of a head, batch·n·m·h; up to these, plain operations on all heads beat a kernel per head."""
 
 
-def per_head(x: Tensor, w: Tensor) -> Tensor:
-    """Project (*batch, n, d) to (*batch, heads, n, p), by one product for all heads."""
+def per_head(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    """Project (*batch, n, d) to (*batch, heads, n, p), by one product for all heads; b is (heads, p)."""
     heads, p, d = w.shape
-    joined = project(x, w.reshape(heads * p, d))
+    joined = wide_linear(x, w.reshape(heads * p, d), None if b is None else b.flatten()).to(x.dtype)
     return joined.view(*joined.shape[:-1], heads, p).transpose(-3, -2)
 
 
-def _project_together(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+def _project_together(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None) -> list[Tensor]:
     """Project x with several weights of one shape by one product with the weights joined."""
     heads, p, d = weights[0].shape
-    joined = project(x, torch.cat([w.reshape(heads * p, d) for w in weights]))
+    bias = None if biases is None else torch.cat([b.flatten() for b in biases])
+    joined = wide_linear(x, torch.cat([w.reshape(heads * p, d) for w in weights]), bias).to(x.dtype)
     parts = joined.view(*joined.shape[:-1], len(weights), heads, p).unbind(-3)
     return [part.transpose(-3, -2) for part in parts]
 
@@ -96,6 +100,30 @@ def multi_head_attention(
     return project(_attention_of_heads(query, key, value, (w_q, w_k, w_v), mask, causal), w_o)
 
 
+@implements(BiasedMultiHeadAttention[Tensor])
+@follows_autocast
+def biased_multi_head_attention(
+    query: Float[Tensor, "*#batch n d_q"],
+    key: Float[Tensor, "*#batch m d_k"],
+    value: Float[Tensor, "*#batch m d_v"],
+    w_q: Float[Tensor, "heads p_q d_q"],
+    w_k: Float[Tensor, "heads p_q d_k"],
+    w_v: Float[Tensor, "heads p_v d_v"],
+    w_o: Float[Tensor, "p_o heads*p_v"],
+    b_q: Float[Tensor, "heads p_q"],
+    b_k: Float[Tensor, "heads p_q"],
+    b_v: Float[Tensor, "heads p_v"],
+    b_o: Float[Tensor, " p_o"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+) -> Float[Tensor, "*batch n p_o"]:
+    """Scaled dot-product attention in every head, concatenated and projected, with biases in the products."""
+    _biased(query, key, value, w_q, w_k, w_v, w_o, b_q, b_k, b_v, b_o, mask, causal=causal)
+    heads = _attention_of_heads(query, key, value, (w_q, w_k, w_v), mask, causal, biases=(b_q, b_k, b_v))
+    return wide_linear(heads, w_o, b_o).to(query.dtype)
+
+
 def attend_in_heads(
     x: Tensor, memory: Tensor, parameters: MultiHeadParameters[Tensor], mask: Tensor | None, *, causal: bool = False
 ) -> Tensor:
@@ -106,15 +134,16 @@ def attend_in_heads(
 
 def _attention_of_heads(
     query: Tensor, key: Tensor, value: Tensor, weights: tuple[Tensor, Tensor, Tensor], mask: Tensor | None,
-    causal: bool, scale: float | None = None,
+    causal: bool, scale: float | None = None, biases: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
     """Concatenated attention of all heads, with weights (w_q, w_k, w_v); ``scale`` is 1/√p_q by default."""
     mask_of_heads = None if mask is None else mask.unsqueeze(-3)
     w_q, w_k, w_v = weights
     if query is key is value and w_q.numel() <= MOST_JOINED_ELEMENTS and w_q.shape == w_k.shape == w_v.shape:
-        q, k, v = _project_together(query, weights)
+        q, k, v = _project_together(query, weights, biases)
     else:
-        q, k, v = per_head(query, w_q), per_head(key, w_k), per_head(value, w_v)
+        b_q, b_k, b_v = biases or (None, None, None)
+        q, k, v = per_head(query, w_q, b_q), per_head(key, w_k, b_k), per_head(value, w_v, b_v)
     heads = dot_attention(q, k, v, mask=mask_of_heads, causal=causal, scale=scale, in_layer=True)
     return heads.transpose(-3, -2).flatten(-2)
 

@@ -7,7 +7,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, take
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import expected_or_oracle, wide
+from attnspec.conformance.laws.common import expected_or_oracle, live_rows, wide
 from attnspec.reference.attention import scaled_dot_product_attention
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.tree import Leaf
@@ -70,6 +70,33 @@ def heads_add_up(subject: Subject, arguments: Arguments, rng: np.random.Generato
     title = f"unlike its first {first} heads and the others together, the result"
     subject.demand_match(subject.call(arguments), expected, budget, arguments, title)
     return True
+
+
+@checks(law.KEY_BIAS_CANCELS)
+def key_bias_cancels(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Replace the biases of the keys by zeros."""
+    without = arguments.replaced({"b_k": np.zeros_like(arguments.array("b_k"))})
+    if not subject.in_domain(without):
+        return False
+    expected, budget = wide(subject.call(without)), subject.budget(without) + subject.budget(arguments)
+    title = "unlike without biases of the keys, the result"
+    subject.demand_match(subject.call(arguments), expected, budget, arguments, title)
+    return bool(expected.size)
+
+
+@checks(law.BIASES_OF_THE_OUTPUT)
+def biases_of_the_output(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Replace biases of values and output by zeros, and add their vector to the rows."""
+    b_v, b_o, w_o = (arguments.array(path) for path in ("b_v", "b_o", "w_o"))
+    without = arguments.replaced({"b_v": np.zeros_like(b_v), "b_o": np.zeros_like(b_o)})
+    if not subject.in_domain(without):
+        return False
+    pooled = np.where(live_rows(subject, arguments), wide(w_o) @ wide(b_v).reshape(-1), 0)
+    expected = wide(subject.call(without)) + pooled + wide(b_o)
+    budget = subject.budget(without) + subject.budget(arguments)
+    title = "unlike without biases of values and output, plus their vector, the result"
+    subject.demand_match(subject.call(arguments), expected, budget, arguments, title)
+    return bool(expected.size)
 
 
 def _rows_and_heads(subject: Subject, arguments: Arguments) -> tuple[np.ndarray, np.ndarray, int, bool]:

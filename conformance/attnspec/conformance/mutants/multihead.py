@@ -15,6 +15,7 @@ from attnspec.conformance.mutants.correct.tape import Tape
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.multihead import (
+    BiasedMultiHeadAttention,
     ConcatHeadsAttention,
     MergeHeads,
     MultiHeadAdditiveAttention,
@@ -224,6 +225,106 @@ def output_bias(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
     """10⁻² is added to every element of the result."""
     result = Formulas.multi_head_attention(correct, *arrays, **options)
     return result + result.dtype.type(0.01)
+
+
+@mutant(
+    "bias of queries left out",
+    replaces="biased_multi_head_attention",
+    operations=(BiasedMultiHeadAttention,),
+    breaks=("operation.oracle",),
+    source="onnxruntime/mobius#396",
+)
+def without_query_bias(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
+    """Queries have no bias."""
+    *others, b_q, b_k, b_v, b_o = arrays
+    absent = b_q * b_q.dtype.type(0)
+    return Formulas.biased_multi_head_attention(correct, *others, absent, b_k, b_v, b_o, **options)
+
+
+@mutant(
+    "bias of queries not scaled",
+    replaces="biased_multi_head_attention",
+    operations=(BiasedMultiHeadAttention,),
+    breaks=("operation.oracle",),
+    source="queries are divided by √p_q before their bias is added",
+)
+def unscaled_query_bias(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
+    """The bias of queries is added after the division by √p_q."""
+    *others, b_q, b_k, b_v, b_o = arrays
+    larger = b_q * b_q.dtype.type(b_q.shape[-1] ** 0.5)
+    return Formulas.biased_multi_head_attention(correct, *others, larger, b_k, b_v, b_o, **options)
+
+
+@mutant(
+    "bias of keys added to queries",
+    replaces="biased_multi_head_attention",
+    operations=(BiasedMultiHeadAttention,),
+    breaks=("multihead.key-bias-cancels", "operation.oracle"),
+    source="one bias read for two of the three parts of in_proj_bias",
+)
+def key_bias_of_queries(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
+    """The bias of keys is added to the queries, too."""
+    *others, b_q, b_k, b_v, b_o = arrays
+    return Formulas.biased_multi_head_attention(correct, *others, b_q + b_k, b_k, b_v, b_o, **options)
+
+
+@mutant(
+    "last key without its bias",
+    replaces="project_heads_with_bias",
+    operations=(BiasedMultiHeadAttention,),
+    breaks=("multihead.biases-of-the-output", "operation.oracle"),
+    source="a kernel whose last row of a tile skips the epilogue",
+)
+def last_row_without_bias(correct: Formulas, x: Numbers, w: Numbers, b: Numbers) -> Numbers:
+    """The last of several projected rows has no bias."""
+    added = np.arange(x.shape[-2]) < max(x.shape[-2] - 1, 1)
+    projected = correct.project_heads(x, w)
+    return projected + b[:, None, :] * added[:, None].astype(x.dtype)
+
+
+@mutant(
+    "output bias added by every head",
+    replaces="biased_multi_head_attention",
+    operations=(BiasedMultiHeadAttention,),
+    breaks=("multihead.biases-of-the-output", "operation.oracle"),
+    source="Wenyueh/MinivLLM#80",
+)
+def output_bias_of_each_head(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
+    """Every head adds b_o to its part of the sum."""
+    *others, b_v, b_o = arrays
+    repeated = b_o * b_o.dtype.type(b_v.shape[0])
+    return Formulas.biased_multi_head_attention(correct, *others, b_v, repeated, **options)
+
+
+@mutant(
+    "bias of values added after pooling",
+    replaces="biased_multi_head_attention",
+    operations=(BiasedMultiHeadAttention,),
+    breaks=("semantics.fully_masked",),
+    source="W_o b_v + b_o computed in advance as one bias",
+)
+def value_bias_after_pooling(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
+    """W_o b_v is added to all rows, also to those without an attendable key."""
+    *others, w_o, b_q, b_k, b_v, b_o = arrays
+    absent = b_v * b_v.dtype.type(0)
+    result = Formulas.biased_multi_head_attention(correct, *others, w_o, b_q, b_k, absent, b_o, **options)
+    return result + correct.project(b_v.reshape(1, b_v.shape[0] * b_v.shape[1]), w_o)[0]
+
+
+@mutant(
+    "gradient of the output bias averaged over rows",
+    replaces="add_output_bias",
+    operations=(BiasedMultiHeadAttention,),
+    breaks=("operation.gradient",),
+    source="a mean for a sum in the backward pass of a bias",
+)
+def averaged_bias_gradient(correct: Formulas, projected: Numbers, b: Numbers) -> Numbers:
+    """The gradient of b_o is the mean over rows, not their sum."""
+    result = Formulas.add_output_bias(correct, projected, b)
+    if not isinstance(b, Tape):
+        return result
+    rows = max(int(np.prod(projected.shape[:-1])), 1)
+    return Tape(result.value, [projected, b], lambda g: [g, g.reshape(-1, b.shape[0]).sum(0) / g.dtype.type(rows)])
 
 
 @mutant(

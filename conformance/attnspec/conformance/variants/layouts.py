@@ -22,7 +22,7 @@ from attnspec.spec.attention import (
 )
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import map_tree
-from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.multihead import BiasedMultiHeadAttention, MultiHeadAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AttentionPooling
 from attnspec.spec.positional import SinusoidalPositionalEncoding
@@ -73,6 +73,16 @@ class RootScaled(Formulas):
         """Scores of queries and keys, each divided by d^¼."""
         root = query.dtype.type(query.shape[-1] ** 0.25)
         return self.dot_scores(query / root, key / root)
+
+
+@variant("biases as weights of a feature of ones", operations=(BiasedMultiHeadAttention,))
+class AppendedOne(Formulas):
+    """Inputs get a feature of ones, whose weights are the biases."""
+
+    def project_heads_with_bias(self, x: Numbers, w: Numbers, b: Numbers) -> Numbers:
+        """Project [x; 1] by [w, b]."""
+        ones = np.ones((*x.shape[:-1], 1), x.dtype)
+        return self.project_heads(self.join_features(x, ones), self.join_features(w, b[..., None]))
 
 
 @variant("one projection for all heads", operations=(MultiHeadAttention,))

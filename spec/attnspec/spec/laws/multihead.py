@@ -1,8 +1,9 @@
 """Laws of multi-head attention."""
 
 from attnspec.spec.contract.law import law, of
-from attnspec.spec.contract.sources import S0, S1, S2
+from attnspec.spec.contract.sources import PYTORCH, S0, S1, S2
 from attnspec.spec.multihead import (
+    BiasedMultiHeadAttention,
     ConcatHeadsAttention,
     MergeHeads,
     MultiHeadAdditiveAttention,
@@ -24,6 +25,20 @@ HEADS_ADD_UP = law(
     formula=r"f = \sum_r W_{o,r} h_r,\quad f = [f_1; \dots; f_h]",
     governs=of(MultiHeadAttention, MultiHeadAdditiveAttention, ConcatHeadsAttention),
     sources=[S0.equation(10), S1.passage("Multi-Head Self-Attention")],
+)
+KEY_BIAS_CANCELS = law(
+    "multihead.key-bias-cancels",
+    "A bias of the keys changes nothing: it shifts all scores of a query alike, which softmax ignores.",
+    formula=r"f(b_k) = f(0)",
+    governs=of(BiasedMultiHeadAttention),
+    sources=[PYTORCH.passage("MultiheadAttention: bias")],
+)
+BIASES_OF_THE_OUTPUT = law(
+    "multihead.biases-of-the-output",
+    "Biases of values and of the output add one vector to every row with an attendable key, since weights sum to 1.",
+    formula=r"f(b_v, b_o) = f(0, 0) + W_o [b_{v,1}; \dots; b_{v,h}] + b_o",
+    governs=of(BiasedMultiHeadAttention),
+    sources=[PYTORCH.passage("MultiheadAttention: bias")],
 )
 HEAD_COLUMN_ORDER = law(
     "multihead.head-column-order",

@@ -13,10 +13,10 @@ from attnspec.spec.contract.semantics import QUESTIONS
 BY_FUSED_KERNELS = [
     "dot_product_attention", "scaled_dot_product_attention", "general_attention", "self_attention",
     "projected_self_attention", "cross_attention", "multi_head_attention", "concat_heads_attention",
-    "luong_context_dot", "luong_context_general", "luong_context_location", "rnn_self_attention", "encoder_layer",
-    "encoder_stack", "decoder_layer", "decoder_stack", "cached_decoder_step", "encoder_decoder", "decoder_only",
-    "encoder_only", "vit_encoder", "grouped_query_attention", "variable_length_attention", "paged_attention",
-    "latent_attention",
+    "biased_multi_head_attention", "luong_context_dot", "luong_context_general", "luong_context_location",
+    "rnn_self_attention", "encoder_layer", "encoder_stack", "decoder_layer", "decoder_stack", "cached_decoder_step",
+    "encoder_decoder", "decoder_only", "encoder_only", "vit_encoder", "grouped_query_attention",
+    "variable_length_attention", "paged_attention", "latent_attention",
 ]  # fmt: skip
 """Operations with dot products as scores, which PyTorch's fused kernels compute on CUDA."""
 

@@ -39,6 +39,30 @@ class MultiHead(Attention):
         heads = self.attend_heads(q, k, v, None if mask is None else mask[..., None, :, :], causal)
         return self.project(self.join_heads(heads), w_o)
 
+    def biased_multi_head_attention(
+        self,
+        query: Numbers,
+        key: Numbers,
+        value: Numbers,
+        w_q: Numbers,
+        w_k: Numbers,
+        w_v: Numbers,
+        w_o: Numbers,
+        b_q: Numbers,
+        b_k: Numbers,
+        b_v: Numbers,
+        b_o: Numbers,
+        *,
+        mask: Numbers = None,
+        causal: bool = False,
+    ) -> Numbers:
+        """Attention in heads, concatenated and projected, with biases."""
+        q, k, v = (
+            self.project_heads_with_bias(x, w, b) for x, w, b in ((query, w_q, b_q), (key, w_k, b_k), (value, w_v, b_v))
+        )
+        heads = self.attend_heads(q, k, v, None if mask is None else mask[..., None, :, :], causal)
+        return self.add_output_bias(self.project(self.join_heads(heads), w_o), b_o)
+
     def concat_heads_attention(
         self,
         query: Numbers,
@@ -82,6 +106,14 @@ class MultiHead(Attention):
     def project_heads(self, x: Numbers, w: Numbers) -> Numbers:
         """Project x (…, n, d) by w (h, p, d) to (…, h, n, p)."""
         return self.project(x[..., None, :, :], w)
+
+    def project_heads_with_bias(self, x: Numbers, w: Numbers, b: Numbers) -> Numbers:
+        """Project x (…, n, d) by w (h, p, d) to (…, h, n, p), and add b (h, p)."""
+        return self.project_heads(x, w) + b[:, None, :]
+
+    def add_output_bias(self, projected: Numbers, b: Numbers) -> Numbers:
+        """Add the bias of the output to every row."""
+        return projected + b
 
     def attend_heads(self, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
         """Attention of heads (…, h, n, p) under a mask (…, 1, n, m)."""
