@@ -71,7 +71,8 @@ def biased_multi_head_attention(
     **options: Any,
 ) -> Any:  # fmt: skip
     weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
-    module = nn.BiasedMultiHeadAttention(1, 1)  # of any sizes: all its parameters are replaced
+    module = nn.MultiHeadAttention(1, 1)  # of any sizes: all its parameters are replaced
+    module.add_biases(b_q, b_k, b_v, b_o)
     return through(module, weights, query, key, value, **options)
 
 

@@ -129,6 +129,9 @@ PRESS = Source(
     "Press 2022",
     "Train short, test long: attention with linear biases enables input length extrapolation (arXiv:2108.12409)",
 )
+PYTORCH = Source(
+    "PyTorch", "torch.nn", url="https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html"
+)
 QIU = Source(
     "Qiu 2025",
     "Gated attention for large language models: non-linearity, sparsity, and attention-sink-free (arXiv:2505.06708)",
@@ -205,6 +208,7 @@ PAPERS = (
     OPENAI,
     PENG,
     PRESS,
+    PYTORCH,
     QIU,
     RADFORD,
     SHAZEER,
