@@ -65,6 +65,16 @@ def multi_head_attention(
     return through_record(nn.MultiHeadAttention.from_record, record, query, key, value, **options)
 
 
+def biased_multi_head_attention(
+    query: Tensor, key: Tensor, value: Tensor,
+    w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, b_q: Tensor, b_k: Tensor, b_v: Tensor, b_o: Tensor,
+    **options: Any,
+) -> Any:  # fmt: skip
+    weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
+    module = nn.BiasedMultiHeadAttention(1, 1)  # of any sizes: all its parameters are replaced
+    return through(module, weights, query, key, value, **options)
+
+
 def multi_head_additive_attention(
     query: Tensor, key: Tensor, value: Tensor,
     w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, a_q: Tensor, a_k: Tensor, a_v: Tensor, **options: Any,

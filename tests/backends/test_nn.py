@@ -123,6 +123,11 @@ CASES = {
         by_weights(pytorch.multi_head_attention, "w_q", "w_k", "w_v", "w_o"),
         "embed_dim=6, num_heads=2, kdim=4, vdim=3", (N, M), True,
     ),
+    "BiasedMultiHeadAttention": Case(
+        lambda **how: nn.BiasedMultiHeadAttention(6, 2, kdim=4, vdim=3, **how), ATTENDED,
+        by_weights(pytorch.biased_multi_head_attention, "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o"),
+        "embed_dim=6, num_heads=2, kdim=4, vdim=3", (N, M), True,
+    ),
     "MultiHeadAdditiveAttention": Case(
         lambda **how: nn.MultiHeadAdditiveAttention(6, 2, 8, kdim=4, vdim=3, **how), ATTENDED,
         by_weights(pytorch.multi_head_additive_attention, "w_q", "w_k", "w_v", "w_o", "a_q", "a_k", "a_v"),
@@ -468,6 +473,7 @@ BOUNDS: Mapping[str, tuple[Callable[[], torch.nn.Module], Mapping[str, float]]] 
         lambda: nn.MultiHeadAttention(96, 4, kdim=54, vdim=120),
         {"w_q": math.sqrt(6 / 192), "w_k": math.sqrt(6 / 150), "w_v": math.sqrt(6 / 216), "w_o": 96**-0.5},
     ),
+    "BiasedMultiHeadAttention": (lambda: nn.BiasedMultiHeadAttention(96, 4), {"w_q": XAVIER_3, "w_o": 96**-0.5}),
     "MultiHeadAdditiveAttention": (
         lambda: nn.MultiHeadAdditiveAttention(96, 4, 49),
         {"w_q": XAVIER_3, "w_o": 96**-0.5, "a_q": 24**-0.5, "a_k": 24**-0.5, "a_v": 1 / 7},

@@ -70,6 +70,23 @@ def test_multi_head_attention_is_that_of_pytorch(kdim: int | None, vdim: int | N
     assert_same_state(back, theirs)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("kdim", "vdim"), [(None, None), (4, 3)])
+def test_biased_multi_head_attention_is_that_of_pytorch(kdim: int | None, vdim: int | None, bias: bool) -> None:
+    theirs = torch.nn.MultiheadAttention(6, 2, bias=bias, kdim=kdim, vdim=vdim, batch_first=True, **DOUBLE).eval()
+    ours = nn.BiasedMultiHeadAttention.from_torch(filled(theirs))
+    query, key, value = drawn(B, N, 6), drawn(B, M, kdim or 6), drawn(B, M, vdim or 6)
+    mask = torch.rand(N, M, generator=torch.Generator().manual_seed(2)) < 0.6
+    mask[:, 0] = True
+    weights = dict(ours.named_parameters())
+    budget = oracle("biased_multi_head_attention", query=query, key=key, value=value, mask=mask, **weights)
+    back = ours.to_torch()
+    within(budget, ours(query, key, value, mask=mask), theirs(query, key, value, attn_mask=~mask)[0])
+    within(budget, back(query, key, value, attn_mask=~mask)[0])
+    if bias:
+        assert_same_state(back, theirs)
+
+
 def assert_same_state(module: torch.nn.Module, reference: torch.nn.Module) -> None:
     state, expected = module.state_dict(), reference.state_dict()
     assert list(state) == list(expected)
@@ -212,6 +229,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
      "MultiHeadAttention.from_torch: in_proj_bias: expected None or zeros, since the formula has no bias; got up"),
     (lambda: nn.MultiHeadAttention.from_torch(filled(Torch.MultiheadAttention(6, 2, batch_first=True), "in_proj_bias")),
      "MultiHeadAttention.from_torch: out_proj.bias: expected None or zeros, since the formula has no bias; got up"),
+    (lambda: nn.BiasedMultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2)),
+     "BiasedMultiHeadAttention.from_torch: batch_first: expected True, since the batch comes first here; got False"),
     (lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, add_bias_kv=True, batch_first=True)),
      "MultiHeadAttention.from_torch: bias_k: expected None, since the formula adds no key; got a tensor"),
     (lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, add_zero_attn=True, batch_first=True)),

@@ -33,7 +33,8 @@ def check_zero(module: str, name: str, bias: Tensor | None) -> None:
     """Refuse a bias that is not zero."""
     if bias is not None and bool(bias.detach().any()):
         largest = float(bias.detach().abs().max())
-        refuse(module, name, "None or zeros, since the formula has no bias", f"up to {largest:.3g}")
+        advice = "BiasedMultiHeadAttention has biases; layers have none"
+        refuse(module, name, "None or zeros, since the formula has no bias", f"up to {largest:.3g}; {advice}")
 
 
 def check_same(module: str, name: str, expected: object, got: object, reason: str) -> None:

@@ -5,13 +5,17 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor, nn
 
-from attnspec.backends.pytorch.multihead import multi_head_additive_attention, multi_head_attention
+from attnspec.backends.pytorch.multihead import (
+    biased_multi_head_attention,
+    multi_head_additive_attention,
+    multi_head_attention,
+)
 from attnspec.backends.pytorch.nn.conversion import check, check_kind, check_no_dropout, check_same, check_zero, refuse
 from attnspec.backends.pytorch.nn.initialization import Device, draw, linear_bound, parameter, xavier_bound
 from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, copied
 from attnspec.spec import MultiHeadParameters
 
-__all__ = ["MultiHeadAdditiveAttention", "MultiHeadAttention"]
+__all__ = ["BiasedMultiHeadAttention", "MultiHeadAdditiveAttention", "MultiHeadAttention"]
 
 
 def _head_size(module: str, embed_dim: int, num_heads: int) -> int:
@@ -30,11 +34,28 @@ def _draw_projections(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Non
     draw(linear_bound(w_o.shape[-1]), w_o)
 
 
+def _weights_of(caller: str, module: nn.MultiheadAttention) -> MultiHeadParameters[Tensor]:
+    """Return PyTorch's weights without biases; ``ValueError`` for settings that no formula here has."""
+    check_kind(caller, module, nn.MultiheadAttention)
+    check(caller, "batch_first", module.batch_first, True, "the batch comes first here")
+    check_no_dropout(caller, module, module.dropout)
+    check(caller, "add_zero_attn", module.add_zero_attn, False, "the formula has no key of zeros")
+    if module.bias_k is not None:
+        refuse(caller, "bias_k", "None, since the formula adds no key", "a tensor")
+    if module.in_proj_weight is not None:
+        projections = module.in_proj_weight.chunk(3)
+    else:
+        projections = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    p = _head_size(caller, module.embed_dim, module.num_heads)
+    w_q, w_k, w_v = (copied(w).reshape(module.num_heads, p, w.shape[-1]) for w in projections)
+    return MultiHeadParameters(w_q, w_k, w_v, module.out_proj.weight)
+
+
 class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
     """Scaled dot-product attention in heads, concatenated and projected.
 
-    Unlike ``nn.MultiheadAttention`` it has no biases and no dropout, the batch comes first, True in a mask means may
-    attend, and the result is the output alone.
+    Unlike ``nn.MultiheadAttention`` it has no biases (:class:`BiasedMultiHeadAttention` has) and no dropout, the batch
+    comes first, True in a mask means may attend, and the result is the output alone.
 
     Args:
         embed_dim: features of a query and of the result, d_q = p_o; those of all heads together.
@@ -100,21 +121,10 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
         and for ``batch_first=False``, which expects inputs in another layout.
         """
         caller = "MultiHeadAttention.from_torch"
-        check_kind(caller, module, nn.MultiheadAttention)
-        check(caller, "batch_first", module.batch_first, True, "the batch comes first here")
-        check_no_dropout(caller, module, module.dropout)
-        check(caller, "add_zero_attn", module.add_zero_attn, False, "the formula has no key of zeros")
+        record = _weights_of(caller, module)
         check_zero(caller, "in_proj_bias", module.in_proj_bias)
         check_zero(caller, "out_proj.bias", module.out_proj.bias)
-        if module.bias_k is not None:
-            refuse(caller, "bias_k", "None, since the formula adds no key", "a tensor")
-        if module.in_proj_weight is not None:
-            projections = module.in_proj_weight.chunk(3)
-        else:
-            projections = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-        p = _head_size(caller, module.embed_dim, module.num_heads)
-        w_q, w_k, w_v = (copied(w).reshape(module.num_heads, p, w.shape[-1]) for w in projections)
-        return cls.from_record(MultiHeadParameters(w_q, w_k, w_v, module.out_proj.weight)).train(module.training)
+        return cls.from_record(record).train(module.training)
 
     def to_torch(self, *, bias: bool = False) -> nn.MultiheadAttention:
         """Return PyTorch's module with a copy of the weights, batch first, in the same mode.
@@ -139,6 +149,95 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
                     getattr(attention, f"{name}_proj_weight").copy_(w)
             attention.out_proj.weight.copy_(self.w_o)
         return attention.train(self.training)
+
+
+class BiasedMultiHeadAttention(nn.Module):
+    """Multi-head attention whose projections have biases, as those of ``nn.MultiheadAttention`` do by default.
+
+    Args:
+        embed_dim: features of a query and of the result, d_q = p_o; those of all heads together.
+        num_heads: heads, which divide ``embed_dim``.
+        kdim: features of a key, d_k; ``embed_dim`` unless given.
+        vdim: features of a value, d_v; ``embed_dim`` unless given.
+
+    Shape: as :class:`MultiHeadAttention`; biases b_q, b_k and b_v are (heads, p), b_o is (p_o,).
+    Initialisation: as ``nn.MultiheadAttention``: weights as in :class:`MultiHeadAttention`, biases 0.
+    Errors: ``ValueError`` for sizes below 1 and if heads do not divide ``embed_dim``.
+    Source: operation ``biased_multi_head_attention``.
+
+    >>> attention = BiasedMultiHeadAttention.from_torch(nn.MultiheadAttention(16, 4, batch_first=True))
+    >>> x = torch.randn(2, 5, 16)
+    >>> attention(x, x, x, causal=True).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, *, kdim: int | None = None, vdim: int | None = None,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        kdim, vdim = (embed_dim if d is None else d for d in (kdim, vdim))
+        check_sizes("BiasedMultiHeadAttention", embed_dim=embed_dim, num_heads=num_heads, kdim=kdim, vdim=vdim)
+        p = _head_size("BiasedMultiHeadAttention", embed_dim, num_heads)
+        self.w_q, self.w_k, self.w_v = (
+            parameter(num_heads, p, d, device=device, dtype=dtype) for d in (embed_dim, kdim, vdim)
+        )
+        self.w_o = parameter(embed_dim, embed_dim, device=device, dtype=dtype)
+        self.b_q, self.b_k, self.b_v = (parameter(num_heads, p, device=device, dtype=dtype) for _ in range(3))
+        self.b_o = parameter(embed_dim, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new weights; biases become 0."""
+        _draw_projections(self.w_q, self.w_k, self.w_v, self.w_o)
+        for b in (self.b_q, self.b_k, self.b_v, self.b_o):
+            nn.init.zeros_(b)
+
+    def extra_repr(self) -> str:
+        """Show the sizes."""
+        heads, d = self.w_q.shape[0], [w.shape[-1] for w in (self.w_q, self.w_k, self.w_v)]
+        return f"embed_dim={d[0]}, num_heads={heads}, kdim={d[1]}, vdim={d[2]}"
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        """Values pooled for every query in every head, projected."""
+        return biased_multi_head_attention(
+            query, key, value, self.w_q, self.w_k, self.w_v, self.w_o, self.b_q, self.b_k, self.b_v, self.b_o,
+            mask=mask, causal=causal,
+        )  # fmt: skip
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> Self:
+        """Return a module with a copy of PyTorch's weights and biases, in the same mode.
+
+        Absent biases become 0. ``ValueError`` where :meth:`MultiHeadAttention.from_torch` raises, but for biases.
+        """
+        record = _weights_of("BiasedMultiHeadAttention.from_torch", module)
+        kdim, vdim, w = record.w_k.shape[-1], record.w_v.shape[-1], record.w_o
+        attention = cls(module.embed_dim, module.num_heads, kdim=kdim, vdim=vdim, device=w.device, dtype=w.dtype)
+        with torch.no_grad():
+            for name, w in vars(record).items():
+                getattr(attention, name).copy_(w)
+            if module.in_proj_bias is not None:
+                own = (attention.b_q, attention.b_k, attention.b_v)
+                for b, theirs in zip(own, module.in_proj_bias.chunk(3), strict=True):
+                    b.copy_(theirs.view_as(b))
+            if module.out_proj.bias is not None:
+                attention.b_o.copy_(module.out_proj.bias)
+        return attention.train(module.training)
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """Return PyTorch's module with a copy of weights and biases, in the same mode."""
+        record: MultiHeadParameters[Tensor] = MultiHeadParameters(self.w_q, self.w_k, self.w_v, self.w_o)
+        attention = MultiHeadAttention.from_record(record).train(self.training).to_torch(bias=True)
+        with torch.no_grad():
+            attention.in_proj_bias.copy_(torch.cat([b.flatten() for b in (self.b_q, self.b_k, self.b_v)]))
+            attention.out_proj.bias.copy_(self.b_o)
+        return attention
 
 
 class MultiHeadAdditiveAttention(nn.Module):
