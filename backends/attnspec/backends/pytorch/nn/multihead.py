@@ -231,8 +231,8 @@ class BiasedMultiHeadAttention(nn.Module):
         return attention.train(module.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """Return PyTorch's module with a copy of weights and biases, in the same mode."""
-        record: MultiHeadParameters[Tensor] = MultiHeadParameters(self.w_q, self.w_k, self.w_v, self.w_o)
+        """Return PyTorch's module with a copy of weights and biases, batch first, in the same mode."""
+        record = MultiHeadParameters(self.w_q, self.w_k, self.w_v, self.w_o)
         attention = MultiHeadAttention.from_record(record).train(self.training).to_torch(bias=True)
         with torch.no_grad():
             attention.in_proj_bias.copy_(torch.cat([b.flatten() for b in (self.b_q, self.b_k, self.b_v)]))
