@@ -190,10 +190,10 @@ def biased_heads(
     query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor,
     b_q: Tensor, b_k: Tensor, b_v: Tensor, b_o: Tensor, **options: Any,
 ) -> Tensor:  # fmt: skip
-    each = [
-        scaled(*(x @ w[r].mT + b[r] for x, w, b in ((query, w_q, b_q), (key, w_k, b_k), (value, w_v, b_v))), **options)
-        for r in range(len(w_q))
-    ]
+    each = []
+    for r in range(len(w_q)):
+        q, k, v = (x @ w[r].mT + b[r] for x, w, b in ((query, w_q, b_q), (key, w_k, b_k), (value, w_v, b_v)))
+        each.append(scaled(q, k, v, **options))
     return torch.cat(each, -1) @ w_o.mT + b_o
 
 

@@ -119,8 +119,9 @@ def heads(a: dict[str, Any]) -> list[list[Any]]:
 
 def biased_heads(a: dict[str, Any]) -> list[list[Any]]:
     def head(r: int) -> Any:
-        names = (("query", "w_q", "b_q"), ("key", "w_k", "b_k"), ("value", "w_v", "b_v"))
-        return attend(scaled, *(shifted(linear(a[x], a[w][r]), a[b][r]) for x, w, b in names), a)
+        inputs = (("query", "w_q", "b_q"), ("key", "w_k", "b_k"), ("value", "w_v", "b_v"))
+        q, k, v = (shifted(linear(a[x], a[w][r]), a[b][r]) for x, w, b in inputs)
+        return attend(scaled, q, k, v, a)
 
     return shifted(linear(side_by_side([head(r) for r in range(len(a["w_q"]))]), a["w_o"]), a["b_o"])
 

@@ -94,7 +94,8 @@ def biased_multi_head_attention(
         )
         for r in range(w_q.shape[0])
     ]
-    return project(np.concatenate(heads, axis=-1), w_o) + b_o
+    result: np.ndarray = project(np.concatenate(heads, axis=-1), w_o) + b_o
+    return result
 
 
 @defines(MultiHeadAdditiveAttention[np.ndarray])

@@ -72,10 +72,16 @@ def heads_add_up(subject: Subject, arguments: Arguments, rng: np.random.Generato
     return True
 
 
+def _weights(subject: Subject) -> list[str]:
+    """Paths of the weights in order, biases last."""
+    return [leaf.path for leaf in subject.operation.leaves if subject.operation.role(leaf) is Role.WEIGHT]
+
+
 @checks(law.KEY_BIAS_CANCELS)
 def key_bias_cancels(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Replace the biases of the keys by zeros."""
-    without = arguments.replaced({"b_k": np.zeros_like(arguments.array("b_k"))})
+    *_, keys, _values, _output = _weights(subject)
+    without = arguments.replaced({keys: np.zeros_like(arguments.array(keys))})
     if not subject.in_domain(without):
         return False
     expected, budget = wide(subject.call(without)), subject.budget(without) + subject.budget(arguments)
@@ -87,12 +93,14 @@ def key_bias_cancels(subject: Subject, arguments: Arguments, rng: np.random.Gene
 @checks(law.BIASES_OF_THE_OUTPUT)
 def biases_of_the_output(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Replace biases of values and output by zeros, and add their vector to the rows."""
-    b_v, b_o, w_o = (arguments.array(path) for path in ("b_v", "b_o", "w_o"))
-    without = arguments.replaced({"b_v": np.zeros_like(b_v), "b_o": np.zeros_like(b_o)})
+    *_, projection, _queries, _keys, values, output = _weights(subject)
+    biases = {path: arguments.array(path) for path in (values, output)}
+    without = arguments.replaced({path: np.zeros_like(b) for path, b in biases.items()})
     if not subject.in_domain(without):
         return False
-    pooled = np.where(live_rows(subject, arguments), wide(w_o) @ wide(b_v).reshape(-1), 0)
-    expected = wide(subject.call(without)) + pooled + wide(b_o)
+    pooled = wide(arguments.array(projection)) @ wide(biases[values]).reshape(-1)
+    pooled = np.where(live_rows(subject, arguments), pooled, 0)
+    expected = wide(subject.call(without)) + pooled + wide(biases[output])
     budget = subject.budget(without) + subject.budget(arguments)
     title = "unlike without biases of values and output, plus their vector, the result"
     subject.demand_match(subject.call(arguments), expected, budget, arguments, title)

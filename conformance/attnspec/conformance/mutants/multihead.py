@@ -238,7 +238,7 @@ def without_query_bias(correct: Formulas, *arrays: Numbers, **options: Any) -> N
     """Queries have no bias."""
     *others, b_q, b_k, b_v, b_o = arrays
     absent = b_q * b_q.dtype.type(0)
-    return Formulas.biased_multi_head_attention(correct, *others, absent, b_k, b_v, b_o, **options)
+    return Formulas.biased_multi_head_attention(correct, *(*others, absent, b_k, b_v, b_o), **options)
 
 
 @mutant(
@@ -252,7 +252,7 @@ def unscaled_query_bias(correct: Formulas, *arrays: Numbers, **options: Any) -> 
     """The bias of queries is added after the division by √p_q."""
     *others, b_q, b_k, b_v, b_o = arrays
     larger = b_q * b_q.dtype.type(b_q.shape[-1] ** 0.5)
-    return Formulas.biased_multi_head_attention(correct, *others, larger, b_k, b_v, b_o, **options)
+    return Formulas.biased_multi_head_attention(correct, *(*others, larger, b_k, b_v, b_o), **options)
 
 
 @mutant(
@@ -265,7 +265,7 @@ def unscaled_query_bias(correct: Formulas, *arrays: Numbers, **options: Any) -> 
 def key_bias_of_queries(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
     """The bias of keys is added to the queries, too."""
     *others, b_q, b_k, b_v, b_o = arrays
-    return Formulas.biased_multi_head_attention(correct, *others, b_q + b_k, b_k, b_v, b_o, **options)
+    return Formulas.biased_multi_head_attention(correct, *(*others, b_q + b_k, b_k, b_v, b_o), **options)
 
 
 @mutant(
@@ -293,7 +293,7 @@ def output_bias_of_each_head(correct: Formulas, *arrays: Numbers, **options: Any
     """Every head adds b_o to its part of the sum."""
     *others, b_v, b_o = arrays
     repeated = b_o * b_o.dtype.type(b_v.shape[0])
-    return Formulas.biased_multi_head_attention(correct, *others, b_v, repeated, **options)
+    return Formulas.biased_multi_head_attention(correct, *(*others, b_v, repeated), **options)
 
 
 @mutant(
@@ -307,7 +307,7 @@ def value_bias_after_pooling(correct: Formulas, *arrays: Numbers, **options: Any
     """W_o b_v is added to all rows, also to those without an attendable key."""
     *others, w_o, b_q, b_k, b_v, b_o = arrays
     absent = b_v * b_v.dtype.type(0)
-    result = Formulas.biased_multi_head_attention(correct, *others, w_o, b_q, b_k, absent, b_o, **options)
+    result = Formulas.biased_multi_head_attention(correct, *(*others, w_o, b_q, b_k, absent, b_o), **options)
     return result + correct.project(b_v.reshape(1, b_v.shape[0] * b_v.shape[1]), w_o)[0]
 
 

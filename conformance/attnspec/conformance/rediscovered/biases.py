@@ -50,7 +50,7 @@ def uninitialized_key_bias(correct: Formulas, *arrays: Numbers, **options: Any) 
     """The bias of keys, which checkpoints lack, is memory that nobody has filled: numbers of 10³⁰."""
     *others, b_k, b_v, b_o = arrays
     unfilled = b_k * b_k.dtype.type(0) + b_k.dtype.type(1e30)
-    return Formulas.biased_multi_head_attention(correct, *others, unfilled, b_v, b_o, **options)
+    return Formulas.biased_multi_head_attention(correct, *(*others, unfilled, b_v, b_o), **options)
 
 
 @rediscovered(
@@ -62,7 +62,7 @@ def uninitialized_key_bias(correct: Formulas, *arrays: Numbers, **options: Any) 
     replaces="project_heads_with_bias",
 )
 def sums_stored_by_head(correct: Formulas, x: Numbers, w: Numbers, b: Numbers) -> Numbers:
-    """Sums with the bias are stored as (h, n, p) and read as (n, h, p): rows mix positions."""
+    """Sums stored head by head are read position by position."""
     stored = Formulas.project_heads_with_bias(correct, x, w, b)
     *batch, heads, n, p = stored.shape
     return np.swapaxes(stored.reshape(*batch, n, heads, p), -3, -2)
@@ -80,7 +80,7 @@ def scales_of_values_divide_all_biases(correct: Formulas, *arrays: Numbers, **op
     """Scales that belong to the values divide the biases of queries and keys, too: here by 2."""
     *others, b_q, b_k, b_v, b_o = arrays
     half = b_q.dtype.type(0.5)
-    return Formulas.biased_multi_head_attention(correct, *others, b_q * half, b_k * half, b_v, b_o, **options)
+    return Formulas.biased_multi_head_attention(correct, *(*others, b_q * half, b_k * half, b_v, b_o), **options)
 
 
 @rediscovered(
@@ -94,4 +94,4 @@ def scales_of_values_divide_all_biases(correct: Formulas, *arrays: Numbers, **op
 def value_bias_not_rotated(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
     """Weights of values and output are rotated, the bias of values is not; the rotation reverses features."""
     *others, b_v, b_o = arrays
-    return Formulas.biased_multi_head_attention(correct, *others, b_v[:, ::-1], b_o, **options)
+    return Formulas.biased_multi_head_attention(correct, *(*others, b_v[:, ::-1], b_o), **options)

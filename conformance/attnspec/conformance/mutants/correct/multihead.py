@@ -108,7 +108,7 @@ class MultiHead(Attention):
         return self.project(x[..., None, :, :], w)
 
     def project_heads_with_bias(self, x: Numbers, w: Numbers, b: Numbers) -> Numbers:
-        """Project x (…, n, d) by w (h, p, d) to (…, h, n, p), and add b (h, p)."""
+        """Project x to heads (…, h, n, p), and add b (h, p)."""
         return self.project_heads(x, w) + b[:, None, :]
 
     def add_output_bias(self, projected: Numbers, b: Numbers) -> Numbers:
