@@ -47,6 +47,7 @@ def test_questions_of_masks_concern_operations_with_a_mask() -> None:
 def test_no_keys_concerns_operations_that_weigh_keys() -> None:
     others = {"softmax", "mean_normalization"}  # which give weights
     others |= {o.name for o in JUDGED if o.chapter == "transformer"}  # which add to what they attend to
+    others |= {"biased_multi_head_attention"}  # whose rows without keys are the bias of the output
     others |= {"grouped_query_attention", "attention_weights", "dropout"}  # which give logarithms, and weights
     others |= {"decoder_step", "teacher_forced_decode", "greedy_decode", "beam_decode"}
     assert concerned("no_keys") == concerned("fully_masked") - others

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 
 from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.registration import operation
-from attnspec.spec.contract.sources import PYTORCH, S0, S1, S2, S3, S4
+from attnspec.spec.contract.sources import PYTORCH, S0, S1, S2, S3, S4, VASWANI
 
 __all__ = [
     "BiasedMultiHeadAttention",
@@ -110,7 +110,7 @@ class MultiHeadAttention(Protocol[Array]):
     chapter="multihead",
     formula=r"o_i = W_o [h_1; \dots; h_h] + b_o,\quad"
     r" h_r = \operatorname{softmax}(Q_r K_r^\top / \sqrt{p_q}) V_r,\quad Q_r = Q W_{q,r}^\top + b_{q,r},\ \dots",
-    sources=[PYTORCH.passage("MultiheadAttention: bias"), S0.equation(7), S0.equation(10)],
+    sources=[PYTORCH.passage("MultiheadAttention: bias"), VASWANI.passage("3.2.2 Multi-head attention")],
     scores_scale_with={"w_q": 1.0, "b_q": 1.0},
 )
 class BiasedMultiHeadAttention(Protocol[Array]):

@@ -402,8 +402,8 @@ def sigmoids_of_keys_add_up(subject: Subject, arguments: Arguments, rng: np.rand
     whole = arguments.replaced({operation.flag: False}) if operation.flag else arguments
     got, cut = wide(subject.call(whole)), int(rng.integers(1, m))
     parts = [whole.along(operation.key_size or "", take(np.arange(*ends))) for ends in ((0, cut), (cut, m))]
-    total = sum(wide(subject.call(part)) for part in parts)
-    slack = subject.budget(whole) + sum(subject.budget(part) for part in parts)
+    total = np.sum([wide(subject.call(part)) for part in parts], axis=0)
+    slack = subject.budget(whole) + np.sum([subject.budget(part) for part in parts], axis=0)
     subject.demand_match(got, total, slack, whole, "unlike the sum for two parts of the keys, the result")
     (number,) = (o.path for o in operation.options if o.kind is Kind.NUMBER)
     if not subject.limits.has(number):

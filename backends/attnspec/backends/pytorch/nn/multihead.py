@@ -75,7 +75,7 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
         √(6 / (d + rows of all three)), as one matrix, if queries, keys and values have one width d, else within
         √(6 / (d + heads·p)) each. w_o is uniform within 1/√(heads·p_v).
     Errors: ``ValueError`` for sizes below 1 and if heads do not divide ``embed_dim``.
-    Source: operation ``multi_head_attention``; with biases ``biased_multi_head_attention``.
+    Source: operations ``multi_head_attention`` and, with biases, ``biased_multi_head_attention``.
 
     >>> attention = MultiHeadAttention(16, 4)
     >>> x = torch.randn(2, 5, 16)
@@ -144,8 +144,8 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
         caller = "MultiHeadAttention.from_torch"
         converted = cls.from_record(_weights_of(caller, module))
         if module.in_proj_bias is not None and bool(module.in_proj_bias.any() or module.out_proj.bias.any()):
-            projected = module.in_proj_bias.reshape(3, module.num_heads, -1)
-            converted.add_biases(*projected, module.out_proj.bias)
+            b_q, b_k, b_v = module.in_proj_bias.reshape(3, module.num_heads, -1)
+            converted.add_biases(b_q, b_k, b_v, module.out_proj.bias)
         return converted.train(module.training)
 
     def to_torch(self, *, bias: bool = False) -> nn.MultiheadAttention:
