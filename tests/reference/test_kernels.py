@@ -197,7 +197,7 @@ def test_documents_attend_to_themselves_alone() -> None:
 
 
 def test_sigmoids_weigh_each_key_by_itself() -> None:
-    """With d = 4 the scores are 0, ln 3 and −ln 3, and their sigmoids 1/2, 3/4 and 1/4."""
+    """Scores 0, ln 3 and −ln 3 have the sigmoids 1/2, 3/4 and 1/4."""
     query, keys, values = (
         np.eye(1, 4),
         2 * np.log(3) * np.array([[0.0], [1], [-1]]) * np.ones(4),

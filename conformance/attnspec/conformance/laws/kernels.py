@@ -391,14 +391,14 @@ def geometric_alibi_slopes(subject: Subject, arguments: Arguments, rng: np.rando
 
 @checks(law.SIGMOIDS_OF_KEYS_ADD_UP)
 def sigmoids_of_keys_add_up(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Add the results of two parts of the keys, and those of opposite queries and biases."""
+    """Add results for two parts of the keys, and for opposite queries."""
     operation, m = subject.operation, arguments.keys_count or 0
     if m < 2 or 0 in arguments.binding.result:
         return False
     whole = arguments.replaced({operation.flag: False}) if operation.flag else arguments
     got, cut = wide(subject.call(whole)), int(rng.integers(1, m))
     parts = [whole.along(operation.key_size or "", take(np.arange(*ends))) for ends in ((0, cut), (cut, m))]
-    total = sum(wide(subject.call(part)) for part in parts)
+    total = np.add(*(wide(subject.call(part)) for part in parts))
     slack = subject.budget(whole) + sum(subject.budget(part) for part in parts)
     subject.demand_match(got, total, slack, whole, "unlike the sum for two parts of the keys, the result")
     (number,) = (o.path for o in operation.options if o.kind is Kind.NUMBER)
@@ -418,7 +418,7 @@ def sigmoids_of_keys_add_up(subject: Subject, arguments: Arguments, rng: np.rand
 
 @checks(law.BUCKETS_OF_DISTANCES, once=True)
 def buckets_of_distances(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Look up a table of 32 different rows for distances up to 300 in both directions."""
+    """Look up 32 different rows for distances up to 300 both ways."""
     operation, (leaf,) = subject.operation, subject.operation.floats
     queries, keys = operation.generated_below
     (direction,), (largest,) = ([o.path for o in operation.options if bool(o.choices) is x] for x in (True, False))
