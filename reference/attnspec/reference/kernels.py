@@ -388,7 +388,7 @@ def relative_position_bias(
     bidirectional: bool = True,
     max_distance: int = 128,
 ) -> Float[np.ndarray, "*batch heads n m"]:
-    """B_{rij} = T_{b, r} with the bucket b of the distance from query i to key j."""
+    """B_{rij} = T_{br} for the bucket b of the distance between query and key."""
     ahead = key_positions[..., None, :] - query_positions[..., :, None]
     buckets = len(table) // 2 if bidirectional else len(table)
     distance = np.abs(ahead) if bidirectional else np.maximum(-ahead, 0)
