@@ -431,8 +431,8 @@ def buckets_of_distances(subject: Subject, arguments: Arguments, rng: np.random.
     buckets, ahead = 32, np.arange(-300, 301)
     table = np.arange(buckets)[:, None] + np.array([0.0, 64.0])
     for both, start in ((True, 400), (False, 400), (True, 70_000)):
-        given = {leaf.path: table, queries: np.array([start]), keys: start + ahead, direction: both}
-        call = Arguments(operation, given)
+        values = {leaf.path: table, queries: np.array([start]), keys: start + ahead, direction: both}
+        call = Arguments(operation, values)
         rows = wide(subject.call(call))[0, 0]
         shifted = call.replaced({queries: call.array(queries) + 17, keys: call.array(keys) + 17})
         again = wide(subject.call(shifted))[0, 0]

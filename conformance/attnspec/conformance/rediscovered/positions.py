@@ -3,11 +3,13 @@
 Each function is a step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it.
 """
 
+from typing import Any
+
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.rediscovered.registry import rediscovered
-from attnspec.spec.kernels import RelativePositionBias, TreeMask
+from attnspec.spec.kernels import GroupedQueryAttention, RelativePositionBias, TreeMask
 
 
 @rediscovered(
@@ -111,3 +113,23 @@ def no_mask_below_the_diagonal(correct: Formulas, parents: Numbers) -> Numbers:
     """The mask is not read below the diagonal: every earlier token of the tree is attendable."""
     n = parents.shape[-1]
     return Formulas.tree_mask(correct, parents) | np.tri(n, dtype=bool)
+
+
+@rediscovered(
+    "sgl-project/sglang#9279",
+    "Fix swa eagle verify accuracy for Triton backend",
+    framework="SGLang (Triton)",
+    operation=GroupedQueryAttention,
+    breaks=("masking.equals-explicit-mask",),
+    replaces="join_masks",
+)
+def mask_read_from_the_first_key_of_a_window(
+    correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int
+) -> Numbers:
+    """Under a window, columns of the mask are counted from the first key in it."""
+    if mask is not None and window is not None and window[0] is not None:
+        first = np.maximum(np.arange(n)[:, None] - window[0], 0)
+        columns = np.maximum(np.arange(m) - first, 0)
+        full = np.broadcast_to(mask, (*mask.shape[:-2], n, m))
+        mask = np.take_along_axis(full, np.broadcast_to(columns, full.shape), axis=-1)
+    return Formulas.join_masks(correct, mask, window, lengths, n, m)
