@@ -483,10 +483,10 @@ def relative_position_bias(
         )
     ahead = key_positions.long().unsqueeze(-2) - query_positions.long().unsqueeze(-1)
     distance = ahead.abs() if bidirectional else (-ahead).clamp(min=0)
-    starts = torch.tensor(_bucket_starts(buckets, max_distance), device=ahead.device)
-    bucket = torch.bucketize(distance, starts, right=True)
-    if bidirectional:
-        bucket = bucket + buckets * (ahead > 0)
+    bucket = buckets * (ahead > 0) if bidirectional else torch.zeros_like(ahead)
+    # Comparisons with numbers: copying a tensor of them to a GPU would wait for it.
+    for start in _bucket_starts(buckets, max_distance):
+        bucket = bucket + (distance >= start)
     rows = embedding_rows(bucket, upcast(table) if needs_gradients(table) else table)
     return rows.to(table.dtype).movedim(-1, -3)
 
