@@ -39,7 +39,7 @@ RECURRENT = {
     for kind in ("rnn", "gru", "lstm")
     for name in (f"{kind}_cell", kind, f"bidirectional_{kind}", f"stacked_{kind}")
 }
-ATTENTION = {"scaled_dot_product_attention", "multi_head_attention"}
+ATTENTION = {"scaled_dot_product_attention", "multi_head_attention", "biased_multi_head_attention"}
 TRANSFORMER = {"layer_norm", "rms_norm", "feed_forward", "encoder_layer", "decoder_layer"}
 
 
@@ -186,25 +186,31 @@ def of_heads(heads: int, p: int) -> list[Tensor]:
     return [*(draw(heads, p, heads * p) + i for i in range(3)), draw(heads * p, heads * p)]
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_heads_are_those_of_torch_nn(masked: bool, causal: bool) -> None:
+def test_heads_are_those_of_torch_nn(masked: bool, causal: bool, biased: bool) -> None:
     heads, p, n, m = 3, 4, 5, 6
     query, key, value = draw(2, n, heads * p), draw(2, m, heads * p), draw(2, m, heads * p) + 1
     w_q, w_k, w_v, w_o = of_heads(heads, p)
-    theirs = torch.nn.MultiheadAttention(heads * p, heads, bias=False, batch_first=True)
+    theirs = torch.nn.MultiheadAttention(heads * p, heads, bias=biased, batch_first=True)
+    biases = [*(draw(heads, p) + i for i in range(3)), draw(heads * p)] if biased else []
     with torch.no_grad():
         theirs.in_proj_weight.copy_(torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)]))
         theirs.out_proj.weight.copy_(w_o)
+        if biased:
+            theirs.in_proj_bias.copy_(torch.cat([b.flatten() for b in biases[:3]]))
+            theirs.out_proj.bias.copy_(biases[3])
     mask = draw(2, n, m) > -1
     triangle = torch.ones(n, m, dtype=torch.bool).tril()
     allowed = mask & triangle if causal else mask
     hidden = (~allowed).repeat_interleave(heads, 0) if masked else ~triangle if causal else None
     expected, _ = theirs(query, key, value, attn_mask=hidden, need_weights=False)
     used_mask = mask if masked else None
-    inputs = query, key, value, w_q, w_k, w_v, w_o
-    result = backend.multi_head_attention(*inputs, mask=used_mask, causal=causal)
-    assert_within_budgets([result, expected], "multi_head_attention", *inputs, mask=used_mask, causal=causal)
+    inputs = query, key, value, w_q, w_k, w_v, w_o, *biases
+    name = "biased_multi_head_attention" if biased else "multi_head_attention"
+    result = getattr(backend, name)(*inputs, mask=used_mask, causal=causal)
+    assert_within_budgets([result, expected], name, *inputs, mask=used_mask, causal=causal)
 
 
 def test_heads_that_do_not_divide_the_width_raise() -> None:

@@ -408,6 +408,8 @@ RIGHT_DIAGNOSES |= {
     "pytorch/torchtitan#3787": ("shares of both frequencies exchanged",),
     "rasbt/LLMs-from-scratch#940": ("all frequencies divided by the factor",),
     "pie-project/pie#603": ("frequencies of the first of two pairs",),
+    "huggingface/text-generation-inference#1036": ("output bias added twice",),
+    "sbryngelson/ANEForge#253": ("biases of projections left out",),
     "NVIDIA/Megatron-LM#535": ("rotary positions in float16",),
     "huggingface/candle#3520": ("rotary positions in bfloat16",),
     "vllm-project/vllm#54359": ("rows of a page read modulo 128",),

@@ -18,6 +18,7 @@ from attnspec.backends.bases.torch import TorchBackend
 
 _check = Check("scaled_dot_product_attention")
 _check_heads = Check("multi_head_attention")
+_check_biased = Check("biased_multi_head_attention")
 
 
 def batch_of(*arrays: Tensor | None) -> tuple[int, ...]:
@@ -96,15 +97,47 @@ class Attention(TorchBackend):
         causal: bool = False,
     ) -> Float[Tensor, "*batch n p_o"]:
         """torch.nn.MultiheadAttention, without biases and without returned weights."""
-        *batch, n, width = _check_heads(query, key, value, w_q, w_k, w_v, w_o, mask, causal=causal)
+        shape = _check_heads(query, key, value, w_q, w_k, w_v, w_o, mask, causal=causal)
         refuse_undivided("multi_head_attention", "", (w_q, w_k, w_v), w_o)
-        heads, batch_sizes = w_q.shape[0], tuple(batch)
-        excluded = excluded_pairs(mask, causal, query, batch_sizes, key.shape[-2], heads)
-        q, k, v = (flat_batch(x, batch_sizes).transpose(0, 1) for x in (query, key, value))
-        joined = torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)])
-        # with is_causal PyTorch demands a mask and ignores it, so both are passed only for the causal triangle alone
-        output, _ = F.multi_head_attention_forward(
-            q, k, v, width, heads, joined, None, None, None, False, 0.0, w_o, None, training=False,
-            need_weights=False, attn_mask=excluded, is_causal=excluded is not None and mask is None,
-        )  # fmt: skip
-        return output.transpose(0, 1).reshape(*batch, n, width)
+        return _forward((query, key, value), (w_q, w_k, w_v), None, w_o, None, mask, causal, shape)
+
+    def biased_multi_head_attention(
+        self,
+        query: Float[Tensor, "*#batch n d_q"],
+        key: Float[Tensor, "*#batch m d_k"],
+        value: Float[Tensor, "*#batch m d_v"],
+        w_q: Float[Tensor, "heads p_q d_q"],
+        w_k: Float[Tensor, "heads p_q d_k"],
+        w_v: Float[Tensor, "heads p_v d_v"],
+        w_o: Float[Tensor, "p_o heads*p_v"],
+        b_q: Float[Tensor, "heads p_q"],
+        b_k: Float[Tensor, "heads p_q"],
+        b_v: Float[Tensor, "heads p_v"],
+        b_o: Float[Tensor, " p_o"],
+        *,
+        mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "*batch n p_o"]:
+        """torch.nn.MultiheadAttention with its biases, without returned weights."""
+        shape = _check_biased(query, key, value, w_q, w_k, w_v, w_o, b_q, b_k, b_v, b_o, mask, causal=causal)
+        refuse_undivided("biased_multi_head_attention", "", (w_q, w_k, w_v), w_o)
+        biases = torch.cat([b.flatten() for b in (b_q, b_k, b_v)])
+        return _forward((query, key, value), (w_q, w_k, w_v), biases, w_o, b_o, mask, causal, shape)
+
+
+def _forward(
+    inputs: tuple[Tensor, Tensor, Tensor], weights: tuple[Tensor, Tensor, Tensor], biases: Tensor | None,
+    w_o: Tensor, b_o: Tensor | None, mask: Tensor | None, causal: bool, shape: tuple[int, ...],
+) -> Tensor:  # fmt: skip
+    """Call nn.MultiheadAttention's function; ``biases`` are those of all three projections."""
+    (*batch, n, width), heads = shape, weights[0].shape[0]
+    query, key, _ = inputs
+    excluded = excluded_pairs(mask, causal, query, tuple(batch), key.shape[-2], heads)
+    q, k, v = (flat_batch(x, tuple(batch)).transpose(0, 1) for x in inputs)
+    joined = torch.cat([w.flatten(0, 1) for w in weights])
+    # with is_causal PyTorch demands a mask and ignores it, so both are passed only for the causal triangle alone
+    output, _ = F.multi_head_attention_forward(
+        q, k, v, width, heads, joined, biases, None, None, False, 0.0, w_o, b_o, training=False,
+        need_weights=False, attn_mask=excluded, is_causal=excluded is not None and mask is None,
+    )  # fmt: skip
+    return output.transpose(0, 1).reshape(*batch, n, width)

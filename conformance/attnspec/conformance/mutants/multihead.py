@@ -228,17 +228,15 @@ def output_bias(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
 
 
 @mutant(
-    "bias of queries left out",
-    replaces="biased_multi_head_attention",
+    "biases of projections left out",
+    replaces="project_heads_with_bias",
     operations=(BiasedMultiHeadAttention,),
-    breaks=("operation.oracle",),
+    breaks=("multihead.biases-of-the-output", "operation.oracle"),
     source="onnxruntime/mobius#396",
 )
-def without_query_bias(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
-    """Queries have no bias."""
-    *others, b_q, b_k, b_v, b_o = arrays
-    absent = b_q * b_q.dtype.type(0)
-    return Formulas.biased_multi_head_attention(correct, *(*others, absent, b_k, b_v, b_o), **options)
+def projections_without_bias(correct: Formulas, x: Numbers, w: Numbers, b: Numbers) -> Numbers:
+    """Queries, keys and values have no bias; the output keeps its own."""
+    return correct.project_heads(x, w) + b[:, None, :] * b.dtype.type(0)
 
 
 @mutant(
@@ -283,17 +281,15 @@ def last_row_without_bias(correct: Formulas, x: Numbers, w: Numbers, b: Numbers)
 
 
 @mutant(
-    "output bias added by every head",
-    replaces="biased_multi_head_attention",
+    "output bias added twice",
+    replaces="add_output_bias",
     operations=(BiasedMultiHeadAttention,),
     breaks=("multihead.biases-of-the-output", "operation.oracle"),
     source="Wenyueh/MinivLLM#80",
 )
-def output_bias_of_each_head(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
-    """Every head adds b_o to its part of the sum."""
-    *others, b_v, b_o = arrays
-    repeated = b_o * b_o.dtype.type(b_v.shape[0])
-    return Formulas.biased_multi_head_attention(correct, *(*others, b_v, repeated), **options)
+def output_bias_of_two_ranks(correct: Formulas, projected: Numbers, b: Numbers) -> Numbers:
+    """Both of two ranks add b_o before their parts are summed."""
+    return projected + b + b
 
 
 @mutant(
