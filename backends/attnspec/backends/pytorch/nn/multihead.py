@@ -110,7 +110,7 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
             nn.init.zeros_(getattr(self, name))
 
     def add_biases(self, b_q: Tensor, b_k: Tensor, b_v: Tensor, b_o: Tensor) -> None:
-        """Add copies of biases, b_q and b_k (heads, p_q), b_v (heads, p_v) and b_o (p_o), as parameters."""
+        """Add copies of biases as parameters: b_q and b_k (heads, p_q), b_v (heads, p_v), b_o (p_o)."""
         for name, bias in zip(BIASES, (b_q, b_k, b_v, b_o), strict=True):
             self.register_parameter(name, nn.Parameter(copied(bias)))
         self.beyond_record = "biases of attention"
