@@ -26,7 +26,8 @@ def _scores(subject: Subject) -> str:
 @checks(law.SUMS_TO_ONE)
 def sums_to_one(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Check the signs of weights, and the sums of rows with an attendable key."""
-    arguments = arguments.replaced({subject.operation.part(ScoreEffect.SINK): None})
+    sink = subject.operation.part(ScoreEffect.SINK)
+    arguments = arguments.replaced({sink: None}) if sink else arguments
     got, budget = wide(subject.call(arguments)), subject.budget(arguments)
     if not got.size:
         return False
