@@ -679,7 +679,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "selected_attention": to_selected,
     "grouped_query_attention": grouped,
     "attention_weights": head_weights,
-    "gated_output": lambda output, gate: output / (1 + (-gate).exp()),
+    "gated_output": lambda x, gate: x / (1 + (-gate).exp()),
     "variable_length_attention": in_sequences,
     "paged_attention": in_pages,
     "latent_attention": latent_heads,

@@ -988,7 +988,7 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "attention_weights": attention_weights,
     "gated_output": lambda a: [
         [x / (1 + mp.exp(-g)) for x, g in zip(row, gates, strict=True)]
-        for row, gates in zip(a["output"], a["gate"], strict=True)
+        for row, gates in zip(a["x"], a["gate"], strict=True)
     ],
     "variable_length_attention": in_sequences,
     "paged_attention": in_pages,

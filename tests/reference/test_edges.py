@@ -75,8 +75,8 @@ def test_empty_sizes_give_results_of_the_right_shape(name: str, draw: Any, subte
 
 
 ADDING = [o.name for o in OPERATIONS.values() if o.chapter == "transformer"]
-ADDING += ["decoder_step", "teacher_forced_decode", "greedy_decode", "beam_decode"]
-"""Operations whose result is more than attention, such as a residual."""
+ADDING += ["biased_multi_head_attention", "decoder_step", "teacher_forced_decode", "greedy_decode", "beam_decode"]
+"""Operations whose result is more than attention, such as a residual or a bias."""
 
 
 @pytest.mark.parametrize("name", sorted(name for name in MASKED if name not in ADDING))

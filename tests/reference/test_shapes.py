@@ -28,7 +28,7 @@ Violation = tuple[str, str]
 
 
 def drawn(operation: Operation) -> dict[str, Any]:
-    return draw_arguments(operation.name, np.random.default_rng(0), batch=(2,))
+    return draw_arguments(operation.name, np.random.default_rng(0), batch=(2,), group=4)
 
 
 @cache

@@ -542,8 +542,8 @@ def dropout(
 
 @defines(GatedOutput[np.ndarray])
 def gated_output(
-    output: Float[np.ndarray, "*#batch n d_v"], gate: Float[np.ndarray, "*#batch #n #d_v"]
+    x: Float[np.ndarray, "*#batch n d_v"], gate: Float[np.ndarray, "*#batch #n #d_v"]
 ) -> Float[np.ndarray, "*batch n d_v"]:
-    """Y = σ(G) ∘ O, the product of corresponding elements."""
-    gated: np.ndarray = sigmoid(gate) * output
+    """Y = σ(G) ∘ X, the product of corresponding elements."""
+    gated: np.ndarray = sigmoid(gate) * x
     return gated

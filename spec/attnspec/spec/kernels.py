@@ -687,19 +687,19 @@ class Dropout(Protocol[Array]):
 @operation(
     "gated_output",
     chapter="kernels",
-    formula=r"y_{if} = \sigma(g_{if})\, o_{if},\quad \sigma(x) = 1 / (1 + e^{-x})",
+    formula=r"y_{if} = \sigma(g_{if})\, x_{if},\quad \sigma(z) = 1 / (1 + e^{-z})",
     sources=[QIU.passage("Abstract")],
-    linear="output",
+    linear="x",
 )
 class GatedOutput(Protocol[Array]):
     """Output of attention multiplied by the sigmoid of a gate, as in Qwen3-Next.
 
     Where: The gate has a number per feature, or one per query for all features. It is projected from the same input
-    as the query. Heads are a batch dimension, or joined in d_v. The result is in units of output.
+    as the query. Heads are a batch dimension, or joined in d_v. The result is in units of x.
     """
 
     def __call__(
-        self, output: Float[Array, "*#batch n d_v"], gate: Float[Array, "*#batch #n #d_v"]
+        self, x: Float[Array, "*#batch n d_v"], gate: Float[Array, "*#batch #n #d_v"]
     ) -> Float[Array, "*batch n d_v"]: ...
 
 

@@ -1549,7 +1549,7 @@ def dropped_for_kept(correct: Formulas, weights: Numbers, *, keep: Numbers = Non
 
 @mutant(
     "gate by tanh",
-    replaces="gate_activation",
+    replaces="output_gate",
     operations=(GatedOutput,),
     breaks=("kernels.output-gate", "operation.oracle"),
     source="the gates of an LSTM taken for its candidate",
@@ -1561,14 +1561,14 @@ def tanh_gate(correct: Formulas, gate: Numbers) -> Numbers:
 
 @mutant(
     "gate by SiLU",
-    replaces="gate_activation",
+    replaces="output_gate",
     operations=(GatedOutput,),
     breaks=("kernels.output-gate", "operation.oracle"),
     source="sgl-project/sglang#37639: which activation a model's gate has",
 )
 def silu_gate(correct: Formulas, gate: Numbers) -> Numbers:
     """The gate is g σ(g)."""
-    return gate * Formulas.gate_activation(correct, gate)
+    return gate * Formulas.output_gate(correct, gate)
 
 
 @mutant(
@@ -1578,9 +1578,9 @@ def silu_gate(correct: Formulas, gate: Numbers) -> Numbers:
     breaks=("operation.oracle",),
     source="a gate per head, called with a gate per feature",
 )
-def gate_of_first_feature(correct: Formulas, output: Numbers, gate: Numbers) -> Numbers:
+def gate_of_first_feature(correct: Formulas, x: Numbers, gate: Numbers) -> Numbers:
     """Every feature is gated by the gate of the first."""
-    return Formulas.gated_output(correct, output, gate[..., :1])
+    return Formulas.gated_output(correct, x, gate[..., :1])
 
 
 @mutant(
@@ -1590,6 +1590,6 @@ def gate_of_first_feature(correct: Formulas, output: Numbers, gate: Numbers) -> 
     breaks=("kernels.output-gate", "operation.oracle"),
     source="arguments of mul_sigmoid in the other order",
 )
-def exchanged_gate(correct: Formulas, output: Numbers, gate: Numbers) -> Numbers:
+def exchanged_gate(correct: Formulas, x: Numbers, gate: Numbers) -> Numbers:
     """The gate is multiplied by the sigmoid of the output."""
-    return gate * Formulas.gate_activation(correct, output)
+    return gate * Formulas.output_gate(correct, x)

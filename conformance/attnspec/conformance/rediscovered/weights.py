@@ -99,7 +99,7 @@ def capped_with_bias(
     framework="alphafold2 (lucidrains)",
     operation=GatedOutput,
     breaks=("kernels.output-gate",),
-    replaces="gate_activation",
+    replaces="output_gate",
 )
 def gate_without_sigmoid(correct: Formulas, gate: Numbers) -> Numbers:
     """The gate is not squashed: outputs are multiplied by g."""

@@ -250,7 +250,7 @@ def counted_tokens(correct: Formulas, mask: Numbers) -> Numbers:
 class GatesByDivision(Formulas):
     """The output is divided by 1 + e^(−g), with ∞ where the exponential overflows."""
 
-    def gated_output(self, output: Numbers, gate: Numbers) -> Numbers:
+    def gated_output(self, x: Numbers, gate: Numbers) -> Numbers:
         """Quotients of outputs."""
         with np.errstate(over="ignore"):
-            return output / (1 + self.exponential(-gate))
+            return x / (1 + self.exponential(-gate))

@@ -564,8 +564,8 @@ def dropout(
 @implements(GatedOutput[Tensor])
 @ignores_autocast
 def gated_output(
-    output: Float[Tensor, "*#batch n d_v"], gate: Float[Tensor, "*#batch #n #d_v"]
+    x: Float[Tensor, "*#batch n d_v"], gate: Float[Tensor, "*#batch #n #d_v"]
 ) -> Float[Tensor, "*batch n d_v"]:
-    """Output times the sigmoid of the gate, rounded once."""
-    _gated(output, gate)
-    return (upcast(output) * upcast(gate).sigmoid()).to(output.dtype)
+    """The product with the sigmoid of the gate, rounded once."""
+    _gated(x, gate)
+    return (upcast(x) * upcast(gate).sigmoid()).to(x.dtype)

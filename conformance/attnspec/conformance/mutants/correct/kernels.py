@@ -515,11 +515,11 @@ class Kernels(Positional, Attention):
         scaled = weights / weights.dtype.type(1 - rate)
         return scaled if keep is None else np.where(keep, scaled, scaled.dtype.type(0))
 
-    def gated_output(self, output: Numbers, gate: Numbers) -> Numbers:
+    def gated_output(self, x: Numbers, gate: Numbers) -> Numbers:
         """The output times the gate, after its activation."""
-        return output * self.gate_activation(gate)
+        return x * self.output_gate(gate)
 
-    def gate_activation(self, gate: Numbers) -> Numbers:
+    def output_gate(self, gate: Numbers) -> Numbers:
         """Sigmoid of the gate, which never overflows: ½(1 + tanh ½g)."""
         half = gate.dtype.type(0.5)
         return half * (1 + np.tanh(half * gate))
