@@ -376,7 +376,7 @@ def gate_reversed(x: Numbers, state: Numbers, parameters: Numbers) -> Numbers:
 RIGHT_DIAGNOSES |= {
     "huggingface/transformers#44690": ("indexer without ReLU",),
     "sgl-project/sglang#30698": ("hidden keys selected to make up k",),
-    "lablup/mlxcel#619": ("causal flag of selected attention ignored",),
+    "lablup/mlxcel#619": ("causal flag ignored",),
     "kuleshov-group/bd3lms#23": ("blocks of 128 positions, whatever their size",),
     "fla-org/flash-linear-attention#285": ("initial state of linear attention ignored",),
     # The decay of a whole chunk, applied twice, leaves nothing of the state.

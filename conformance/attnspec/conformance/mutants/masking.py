@@ -20,6 +20,7 @@ from attnspec.spec.masking import CausalMask, PaddingMask
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import NadarayaWatson
+from attnspec.spec.selected import SelectedAttention
 
 MASKED = (
     ScaledDotProductAttention,
@@ -140,7 +141,7 @@ def always_inclusive(correct: Formulas, n: int, m: int, *, include_self: bool = 
 @mutant(
     "causal flag ignored",
     replaces="attendable",
-    operations=CAUSAL,
+    operations=(*CAUSAL, SelectedAttention),
     breaks=("masking.equals-explicit-mask", "masking.future-invariance"),
     source="a backend that takes the flag for the sake of the signature",
 )

@@ -272,17 +272,6 @@ def indices_in_bytes(correct: Formulas, indices: Numbers, m: int) -> Numbers:
 
 
 @of_attention(
-    "causal flag of selected attention ignored",
-    replaces="attendable",
-    breaks=("selected.selection-is-mask", "operation.oracle"),
-    source="the indexer is trusted to select no later keys",
-)
-def later_keys_too(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """Later keys count where they are named."""
-    return Formulas.attendable(correct, mask, False, n, m)
-
-
-@of_attention(
     "all keys where none is selected",
     replaces="selected_keys",
     breaks=("selected.unselected-keys", "selected.selection-is-mask"),
