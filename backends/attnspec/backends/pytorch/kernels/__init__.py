@@ -227,7 +227,11 @@ def variable_length_attention(
         relative = key_position - query_position[:, None]
         allowed = (query_sequence[:, None] == key_sequence) & within_window(relative, window)
         allowed = allowed & (relative <= 0) if causal else allowed
-        allowed = allowed if key_lengths is None else allowed & (key_position < key_lengths[key_sequence])
+        if key_lengths is not None:
+            unused = key_position >= key_lengths[key_sequence]
+            allowed = allowed & ~unused
+            # On CUDA, kernels multiply excluded NaN by 0.
+            key, value = (x.masked_fill(unused[:, None], 0) for x in (key, value))
         bias = None if slopes is None else -formula.linear_penalty(slopes, relative)
         scoring = scoring._replace(bias=bias, slopes=None)
         return _attention(query, key, value, shape, Visible(allowed), scoring, sinks)
