@@ -273,4 +273,5 @@ def test_the_page_shows_what_two_ranks_print(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "rows.py").write_text(code, encoding="utf-8")
     done = subprocess.run(torchrun(2, "rows.py"), cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.stdout.splitlines() == 2 * re.findall(r"  # (.*)", code), done.stderr
+    (line,) = re.findall(r"  # (.*)", code)
+    assert done.stdout.count(line) == 2, done.stderr  # the ranks may write both lines before they end them
