@@ -188,10 +188,10 @@ def test_a_file_of_another_format_is_refused(folders: tuple[Path, Path]) -> None
 
 
 @pytest.mark.slow
-def test_right_results_of_all_operations_are_right_in_20_megabytes(tmp_path: Path) -> None:
+def test_right_results_of_all_operations_are_right_in_200_kilobytes_each(tmp_path: Path) -> None:
     operations = [o for o in OPERATIONS.values() if not o.reference_only]
     write_vectors(tmp_path / "cases", operations)
-    assert sum(file.stat().st_size for file in (tmp_path / "cases").iterdir()) < 20e6
+    assert sum(file.stat().st_size for file in (tmp_path / "cases").iterdir()) < 200_000 * len(operations)
     (tmp_path / "outputs").mkdir()
     for file in (tmp_path / "cases").glob("*.safetensors"):
         name, dtype, _ = file.name.split(".")
