@@ -245,7 +245,7 @@ def test_distances_have_the_buckets_of_t5() -> None:
 
 
 def test_a_causal_bias_does_not_see_later_distances() -> None:
-    """Of eight buckets four hold a single distance; with 4·2⁴ = 64 as the largest, each other is twice as long."""
+    """Four of eight buckets hold one distance, the others double up to 64."""
     keys = 100 + np.array([50, 1, 0, -3, -4, -7, -8, -15, -16, -31, -32, -99])
     bias = relative_position_bias(np.arange(8.0)[:, None], np.array([100]), keys, bidirectional=False, max_distance=64)
     assert bias.tolist() == [[[0, 0, 0, 3, 4, 4, 5, 5, 6, 6, 7, 7]]]

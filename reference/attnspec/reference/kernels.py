@@ -93,7 +93,9 @@ def grouped_query_attention(
     values = add_groups(value)
     has_keys = np.any(np.ones(key.shape[-2], bool) if attendable is None else attendable, axis=-1)
     if sinks is not None:
-        scores, values, attendable = with_sink(scores, values, attendable, per_head(sinks, key.shape[-3]))
+        scores, attendable = with_sink(scores, attendable, per_head(sinks, key.shape[-3]))
+        row = np.zeros((*values.shape[:-2], 1, values.shape[-1]), values.dtype)
+        values = np.concatenate([values, row], axis=-2)
     output = pooled(softmax(scores, mask=attendable), values, attendable)
     logarithms = in_chosen_base(log_sum_exp(scores, mask=attendable))
     if choice("sink_alone") == "minus-infinity":
@@ -155,9 +157,7 @@ def attention_weights(
         key_lengths=key_lengths,
     )  # fmt: skip
     if sinks is not None:
-        scores, _, attendable = with_sink(
-            scores, np.swapaxes(scores, -1, -2), attendable, per_head(sinks, key.shape[-3])
-        )
+        scores, attendable = with_sink(scores, attendable, per_head(sinks, key.shape[-3]))
     return merge_groups(softmax(scores, mask=attendable)[..., : key.shape[-2]])
 
 
@@ -224,15 +224,14 @@ def capped(scores: np.ndarray, softcap: float | None) -> np.ndarray:
 
 
 def with_sink(
-    scores: np.ndarray, values: np.ndarray, attendable: np.ndarray | None, sinks: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Append the sink to scores (…, n, m), values (…, m, d_v) and mask. All queries attend to it."""
+    scores: np.ndarray, attendable: np.ndarray | None, sinks: np.ndarray
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Append the sink to scores (…, n, m) and mask. All queries attend to it."""
     column = np.broadcast_to(sinks, (*scores.shape[:-1], 1))
-    row = np.zeros((*values.shape[:-2], 1, values.shape[-1]), values.dtype)
     if attendable is not None:
         full_mask = np.broadcast_to(attendable, (*attendable.shape[:-1], scores.shape[-1]))
         attendable = np.concatenate([full_mask, np.ones((*full_mask.shape[:-1], 1), bool)], axis=-1)
-    return np.concatenate([scores, column], axis=-1), np.concatenate([values, row], axis=-2), attendable
+    return np.concatenate([scores, column], axis=-1), attendable
 
 
 @defines(VariableLengthAttention[np.ndarray])

@@ -6,7 +6,6 @@ is e^(G_C)S + (K e^(G_C − G))ᵀU. Where every feature decays on its own, E wo
 and queries are multiplied by e^(−G_j) and e^(G_i), in float64. No factor depends on later steps.
 """
 
-from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -62,11 +61,11 @@ def linear_attention(
         outputs, s = _step_by_step(q, k, v, s, g, b)
     else:
         outputs, segment = [], SEGMENT if q.is_cpu else steps
-        rows = (torch.split(x, segment, -2) for x in (q, k, v))
-        options = (repeat(None) if x is None else torch.split(x, segment, -2) for x in (g, b))
-        # without decays or rates, their iterator is endless
-        for (queries, keys, values), others in zip(zip(*rows, strict=True), zip(*options, strict=False), strict=False):
-            of_segment, s = _by_chunks(queries, keys, values, s, *others)
+        for start in range(0, steps, segment):
+            part = slice(start, start + segment)
+            queries, keys, values = (x[..., part, :] for x in (q, k, v))
+            decays, rates = (None if x is None else x[..., part, :] for x in (g, b))
+            of_segment, s = _by_chunks(queries, keys, values, s, decays, rates)
             outputs += of_segment
     output = torch.cat(outputs, -2) if steps else q.new_zeros(*batch, *q.shape[-4:-1], v.shape[-1])
     return output.flatten(-4, -3).to(dtype), s.to(dtype) if steps else s.to(dtype, copy=True)

@@ -11,7 +11,7 @@ from attnspec.spec.selected import IndexerScores, SelectedAttention, TopKeys
 
 @variant("last of several equal scores selected", operations=(TopKeys,))
 class LastOfEqualScores(Formulas):
-    """Of the keys that share the k-th greatest score, the last ones are selected."""
+    """The last of the keys that share the k-th greatest score are selected."""
 
     def ranks(self, scores: Numbers) -> Numbers:
         """Ranks in which equal scores have the opposite order."""

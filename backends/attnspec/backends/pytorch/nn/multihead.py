@@ -38,23 +38,6 @@ def _draw_projections(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Non
     draw(linear_bound(w_o.shape[-1]), w_o)
 
 
-def _weights_of(caller: str, module: nn.MultiheadAttention) -> MultiHeadParameters[Tensor]:
-    """Return PyTorch's weights without biases; ``ValueError`` for settings that no formula here has."""
-    check_kind(caller, module, nn.MultiheadAttention)
-    check(caller, "batch_first", module.batch_first, True, "the batch comes first here")
-    check_no_dropout(caller, module, module.dropout)
-    check(caller, "add_zero_attn", module.add_zero_attn, False, "the formula has no key of zeros")
-    if module.bias_k is not None:
-        refuse(caller, "bias_k", "None, since the formula adds no key", "a tensor")
-    if module.in_proj_weight is not None:
-        projections = module.in_proj_weight.chunk(3)
-    else:
-        projections = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-    p = _head_size(caller, module.embed_dim, module.num_heads)
-    w_q, w_k, w_v = (copied(w).reshape(module.num_heads, p, w.shape[-1]) for w in projections)
-    return MultiHeadParameters(w_q, w_k, w_v, module.out_proj.weight)
-
-
 class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
     """Scaled dot-product attention in heads, concatenated and projected.
 
@@ -142,7 +125,19 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
         ``batch_first=False``, which expects inputs in another layout.
         """
         caller = "MultiHeadAttention.from_torch"
-        converted = cls.from_record(_weights_of(caller, module))
+        check_kind(caller, module, nn.MultiheadAttention)
+        check(caller, "batch_first", module.batch_first, True, "the batch comes first here")
+        check_no_dropout(caller, module, module.dropout)
+        check(caller, "add_zero_attn", module.add_zero_attn, False, "the formula has no key of zeros")
+        if module.bias_k is not None:
+            refuse(caller, "bias_k", "None, since the formula adds no key", "a tensor")
+        if module.in_proj_weight is not None:
+            projections = module.in_proj_weight.chunk(3)
+        else:
+            projections = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        p = _head_size(caller, module.embed_dim, module.num_heads)
+        w_q, w_k, w_v = (copied(w).reshape(module.num_heads, p, w.shape[-1]) for w in projections)
+        converted = cls.from_record(MultiHeadParameters(w_q, w_k, w_v, module.out_proj.weight))
         if module.in_proj_bias is not None and bool(module.in_proj_bias.any() or module.out_proj.bias.any()):
             b_q, b_k, b_v = module.in_proj_bias.reshape(3, module.num_heads, -1)
             converted.add_biases(b_q, b_k, b_v, module.out_proj.bias)
