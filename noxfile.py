@@ -181,6 +181,13 @@ def onnx(session: nox.Session) -> None:
 
 
 @nox.session
+def transformers(session: nox.Session) -> None:
+    """Compare converted layers with those of Hugging Face transformers (pytest's arguments)."""
+    install_project(session, *group("test"), "transformers", extras="check,cpu")
+    session.run("python", "-m", "pytest", "tests/backends/test_nn_hugging_face.py", *session.posargs)
+
+
+@nox.session
 def interpreted(session: nox.Session) -> None:
     """Judge the Triton kernels of additive attention on the CPU, in Triton's interpreter; slow."""
     install_project(session, extras="check,cpu,triton")

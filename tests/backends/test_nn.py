@@ -22,7 +22,7 @@ from torch import Tensor
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import nn
 from attnspec.reference import REFERENCE
-from attnspec.spec import CHAPTERS, OPERATIONS, ShapeError
+from attnspec.spec import CHAPTERS, OPERATIONS, GatedFeedForwardParameters, ShapeError
 from attnspec.spec.contract.tree import flatten
 from tests.budgets import assert_gradients_within_budgets, assert_within_budgets
 
@@ -45,6 +45,8 @@ class Case:
     causal: bool = False
     keeps: bool = False
     """True if the result keeps its dtype under autocast."""
+    several: bool = False
+    """True if the module calls several operations, so that its residual sums keep their dtype under autocast."""
     tokens: tuple[int, ...] = ()
     """The shape of the first input, if it is tokens; there are 9 tokens."""
     targets: tuple[int, ...] = ()
@@ -79,6 +81,35 @@ def by_weights(operation: Callable[..., Any], *names: str) -> Callable[..., Any]
 def by_record(operation: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
     """The operation with the record of a module."""
     return lambda module, *inputs, by=apply, **how: by(operation, *inputs, module.record(), **fixed, **how)
+
+
+LLAMA = ("attention_gain", "w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down", "feed_forward_gain")
+
+
+def llama(
+    x: Any, attention_gain: Any, w_q: Any, w_k: Any, w_v: Any, w_o: Any, w_gate: Any, w_up: Any, w_down: Any,
+    feed_forward_gain: Any, *, mask: Any = None, positions: Any = None, epsilon: float = 1e-6, theta: float = 10000.0,
+) -> Any:  # fmt: skip
+    """Llama's layer: operations for tensors, the reference for arrays, where each head attends by itself."""
+    if not isinstance(x, Tensor):
+        y, heads, group = REFERENCE["rms_norm"](x, attention_gain, epsilon=epsilon), [], len(w_q) // len(w_k)
+        for h, w in enumerate(w_q):
+            query, key, value = (y @ matrix.T for matrix in (w, w_k[h // group], w_v[h // group]))
+            query, key = (REFERENCE["rotary_embedding"](z, positions, theta=theta) for z in (query, key))
+            heads.append(REFERENCE["scaled_dot_product_attention"](query, key, value, mask=mask, causal=True))
+        x = x + np.concatenate(heads, axis=-1) @ w_o.T
+        normalized = REFERENCE["rms_norm"](x, feed_forward_gain, epsilon=epsilon)
+        return x + REFERENCE["gated_feed_forward"](normalized, GatedFeedForwardParameters(w_gate, w_up, w_down))
+    y = pytorch.rms_norm(x, attention_gain, epsilon=epsilon)
+    query, key, value = (
+        torch.nn.functional.linear(y, w.flatten(0, 1)).reshape(*y.shape[:-1], *w.shape[:2]).transpose(-3, -2)
+        for w in (w_q, w_k, w_v)
+    )
+    query, key = (pytorch.rotary_embedding(z, theta=theta) for z in (query, key))
+    attended, _ = pytorch.grouped_query_attention(query, key, value, mask=mask, causal=True)
+    x = x + torch.nn.functional.linear(attended.transpose(-3, -2).flatten(-2), w_o)
+    normalized = pytorch.rms_norm(x, feed_forward_gain, epsilon=epsilon)
+    return x + pytorch.gated_feed_forward(normalized, GatedFeedForwardParameters(w_gate, w_up, w_down))
 
 
 def sums(x: Any, table: Any) -> Any:
@@ -226,6 +257,10 @@ CASES = {
     "TransformerDecoder": Case(
         lambda **how: nn.TransformerDecoder(nn.TransformerDecoderLayer(6, 2, 8, **how), 2),
         ((B, N, 6), (B, M, 6)), by_record(pytorch.decoder_stack), "norm_first=False", (N, N),
+    ),
+    "LlamaLayer": Case(
+        lambda **how: nn.LlamaLayer(8, 4, 6, nhead_k=2, **how), ((B, N, 8),), by_weights(llama, *LLAMA),
+        "d_model=8, nhead=4, dim_feedforward=6, nhead_k=2, epsilon=1e-06, theta=10000", (N, N), several=True,
     ),
     "Transformer": Case(
         lambda **how: nn.Transformer(12, 9, 6, 2, 2, 2, 8, **how), (), by_record(pytorch.encoder_decoder),
@@ -427,6 +462,10 @@ def test_autocast_decides_the_dtype_of_a_module(case: Case) -> None:
     module, inputs = case.make(), case.inputs()
     with torch.autocast("cpu", torch.bfloat16):
         result = module(*inputs)
+        if case.several:
+            assert result.dtype == torch.float32
+            assert equal(result, case.call(module, *inputs))
+            return
     low = torch.float32 if case.keeps else torch.bfloat16
     assert equal(result, module.to(low)(*[x.to(low) if x.is_floating_point() else x for x in inputs]))
 
@@ -484,6 +523,7 @@ BOUNDS: Mapping[str, tuple[Callable[[], torch.nn.Module], Mapping[str, float]]] 
     ),
     "DecoderOnly": (lambda: nn.DecoderOnly(30, 40, 64, 4, 1, 49), {"w": 1 / 8, "b": 1 / 8}),
     "Transformer": (lambda: nn.Transformer(30, 40, 64, 4, 1, 1, 49), {"w": 1 / 8, "decoder.0.feed_forward.w_2": 1 / 7}),
+    "LlamaLayer": (lambda: nn.LlamaLayer(64, 4, 100), {"w_q": 1 / 8, "w_o": 1 / 8, "w_up": 1 / 8, "w_down": 1 / 10}),
     "PatchEmbedding": (lambda: nn.PatchEmbedding(16, 4, 64, 4), {"w": 1 / 8}),
     "AttentionGate": (lambda: nn.AttentionGate(64, 81, 100), {"w_x": 1 / 8, "w_g": 1 / 9, "b_g": 1 / 9, "psi": 1 / 10}),
     "SpatialAttention": (lambda: nn.SpatialAttention(64, 81, 100), {"w_q": 1 / 8, "w_k": 1 / 9, "w_v": 1 / 10}),
@@ -648,6 +688,11 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (
         lambda: nn.MultiHeadAdditiveAttention(16, 0, 4),
         "MultiHeadAdditiveAttention: num_heads: expected at least 1; got 0",
+    ),
+    (lambda: nn.LlamaLayer(8, 4, 6, nhead_k=3), "LlamaLayer: nhead: expected a multiple of nhead_k = 3; got 4"),
+    (
+        lambda: nn.LlamaLayer(12, 4, 6),
+        "LlamaLayer: d_model: expected an even number of features for each of 4 heads; got 12",
     ),
     (lambda: nn.LSTMCell(0, 4), "LSTMCell: input_size: expected at least 1; got 0"),
     (lambda: nn.GRU(3, 4, 0), "GRU: num_layers: expected at least 1; got 0"),

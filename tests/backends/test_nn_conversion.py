@@ -12,6 +12,7 @@ from attnspec.backends import pytorch
 from attnspec.backends.pytorch import nn
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import judged
+from attnspec.reference.defining.choices import choosing
 from attnspec.spec import LayerNormParameters, MultiHeadParameters, precision
 from attnspec.spec.contract.tree import flatten, map_tree
 from tests.budgets import assert_within_budgets
@@ -123,8 +124,9 @@ def attended(x: Any, memory: Any, a: Any, mask: Any) -> Any:
     return np.concatenate(heads, axis=-1) @ a["out_proj.weight"].T + a["out_proj.bias"]
 
 
-def network(x: Any, layer: Any) -> Any:
-    hidden = REFERENCE["gelu"](x @ layer["linear1.weight"].T + layer["linear1.bias"])
+def network(x: Any, layer: Any, form: str) -> Any:
+    with choosing(gelu_form=form):
+        hidden = REFERENCE["gelu"](x @ layer["linear1.weight"].T + layer["linear1.bias"])
     return hidden @ layer["linear2.weight"].T + layer["linear2.bias"]
 
 
@@ -132,12 +134,13 @@ def part(layer: dict[str, Any], name: str) -> dict[str, Any]:
     return {key.removeprefix(f"{name}."): x for key, x in layer.items() if key.startswith(f"{name}.")}
 
 
-def biased_layer(x: Any, layer: dict[str, Any], norm_first: bool, mask: Any, memory: Any = None) -> Any:
+def biased_layer(x: Any, layer: dict[str, Any], norm_first: bool, mask: Any, memory: Any = None,
+                 form: str = "erf") -> Any:  # fmt: skip
     """PyTorch's layer with GELU, biases and ε of 10⁻³, by formulas of the reference."""
     sublayers: list[Callable[[Any], Any]] = [lambda y: attended(y, y, part(layer, "self_attn"), mask)]
     if memory is not None:
         sublayers.append(lambda y: attended(y, memory, part(layer, "multihead_attn"), None))
-    sublayers.append(lambda y: network(y, layer))
+    sublayers.append(lambda y: network(y, layer, form))
     for i, sublayer in enumerate(sublayers, 1):
         parameters = LayerNormParameters(layer[f"norm{i}.weight"], layer[f"norm{i}.bias"])
 
@@ -293,10 +296,10 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
      "TransformerEncoderLayer.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; "),
     (lambda: nn.TransformerEncoderLayer.from_torch(
          Torch.TransformerEncoderLayer(6, 2, 8, 0.0, torch.tanh, batch_first=True)),
-     "TransformerEncoderLayer.from_torch: activation: expected ReLU, or GELU by erf; got tanh"),
+     "TransformerEncoderLayer.from_torch: activation: expected ReLU or GELU; got tanh"),
     (lambda: nn.TransformerDecoderLayer.from_torch(
-         Torch.TransformerDecoderLayer(6, 2, 8, 0.0, Torch.GELU("tanh"), batch_first=True)),
-     "TransformerDecoderLayer.from_torch: activation: expected ReLU, or GELU by erf; got GELU(approximate='tanh')"),
+         Torch.TransformerDecoderLayer(6, 2, 8, 0.0, Torch.SiLU(), batch_first=True)),
+     "TransformerDecoderLayer.from_torch: activation: expected ReLU or GELU; got SiLU()"),
     (lambda: nn.LayerNorm.from_torch(Torch.LayerNorm(6, eps=0.0)),
      "LayerNorm.from_torch: eps: expected a positive number; got 0.0"),
     (lambda: nn.TransformerEncoder.from_torch(

@@ -1,5 +1,6 @@
 """Modules of multi-head attention: scaled dot-product and additive."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -132,16 +133,38 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
         if module.bias_k is not None:
             refuse(caller, "bias_k", "None, since the formula adds no key", "a tensor")
         if module.in_proj_weight is not None:
-            projections = module.in_proj_weight.chunk(3)
+            matrices = module.in_proj_weight.chunk(3)
         else:
-            projections = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-        p = _head_size(caller, module.embed_dim, module.num_heads)
-        w_q, w_k, w_v = (copied(w).reshape(module.num_heads, p, w.shape[-1]) for w in projections)
-        converted = cls.from_record(MultiHeadParameters(w_q, w_k, w_v, module.out_proj.weight))
-        if module.in_proj_bias is not None and bool(module.in_proj_bias.any() or module.out_proj.bias.any()):
-            b_q, b_k, b_v = module.in_proj_bias.reshape(3, module.num_heads, -1)
-            converted.add_biases(b_q, b_k, b_v, module.out_proj.bias)
-        return converted.train(module.training)
+            matrices = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        packed = module.in_proj_bias
+        biases = [None] * 4 if packed is None else [*packed.chunk(3), module.out_proj.bias]
+        return cls._from_matrices(module.num_heads, (*matrices, module.out_proj.weight), biases).train(module.training)
+
+    @classmethod
+    def from_linear(cls, num_heads: int, query: nn.Linear, key: nn.Linear, value: nn.Linear, output: nn.Linear) -> Self:
+        """Return a module with a copy of four linear layers; biases that are all 0 are left out.
+
+        The first three compute all heads. ``ValueError`` unless heads divide their outputs.
+        """
+        layers = query, key, value, output
+        for layer in layers:
+            check_kind("MultiHeadAttention.from_linear", layer, nn.Linear)
+        return cls._from_matrices(num_heads, [x.weight for x in layers], [x.bias for x in layers])
+
+    @classmethod
+    def _from_matrices(cls, heads: int, matrices: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Self:
+        """Return a module with matrices and biases of queries, keys, values and results, in rows of all heads."""
+        for w in matrices[:3]:
+            _head_size("MultiHeadAttention", w.shape[0], heads)
+        w_q, w_k, w_v = (copied(w).reshape(heads, -1, w.shape[-1]) for w in matrices[:3])
+        converted = cls.from_record(MultiHeadParameters(w_q, w_k, w_v, matrices[3]))
+        if any(b is not None and b.any() for b in biases):
+            b_q, b_k, b_v, b_o = (
+                w.new_zeros(w.shape[0]) if b is None else b for w, b in zip(matrices, biases, strict=True)
+            )
+            b_q, b_k, b_v = (b.reshape(heads, -1) for b in (b_q, b_k, b_v))
+            converted.add_biases(b_q, b_k, b_v, b_o)
+        return converted
 
     def to_torch(self, *, bias: bool = False) -> nn.MultiheadAttention:
         """Return PyTorch's module with a copy of the weights, batch first, in the same mode.

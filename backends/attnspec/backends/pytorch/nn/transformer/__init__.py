@@ -1,6 +1,7 @@
 """Transformer modules: sublayers, layers, stacks of layers, and models. No layer has dropout."""
 
 from attnspec.backends.pytorch.nn.transformer.layers import TransformerDecoderLayer, TransformerEncoderLayer
+from attnspec.backends.pytorch.nn.transformer.llama import LlamaLayer
 from attnspec.backends.pytorch.nn.transformer.models import DecoderOnly, EncoderOnly, Transformer
 from attnspec.backends.pytorch.nn.transformer.stacks import TransformerDecoder, TransformerEncoder
 from attnspec.backends.pytorch.nn.transformer.sublayers import FeedForward, LayerNorm
@@ -10,6 +11,7 @@ __all__ = [
     "EncoderOnly",
     "FeedForward",
     "LayerNorm",
+    "LlamaLayer",
     "Transformer",
     "TransformerDecoder",
     "TransformerDecoderLayer",

@@ -11,6 +11,7 @@ from attnspec.backends.pytorch.nn.conversion import activation_of, check_kind, c
 from attnspec.backends.pytorch.nn.initialization import Device
 from attnspec.backends.pytorch.nn.multihead import MultiHeadAttention
 from attnspec.backends.pytorch.nn.records import Record, Recorded, check_sizes
+from attnspec.backends.pytorch.nn.transformer.hugging_face import read, reader_of
 from attnspec.backends.pytorch.nn.transformer.sublayers import FeedForward, LayerNorm
 from attnspec.backends.pytorch.transformer import cached_decoder_step, decoder_layer, encoder_layer
 from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters, KeyValueCache
@@ -33,7 +34,7 @@ class Layer(Recorded[Record]):
         return layer
 
     @classmethod
-    def from_parts(cls, parts: Mapping[str, Any], *, norm_first: bool) -> Self:
+    def from_parts(cls, *, norm_first: bool, **parts: Any) -> Self:
         """Return a layer with these submodules."""
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
@@ -63,7 +64,8 @@ class Layer(Recorded[Record]):
         """Return a PyTorch layer of class ``kind`` with our self-attention and feed-forward weights."""
         w_q, network = self.attention.w_q, self.feed_forward
         options = {"batch_first": True, "norm_first": self.norm_first, "device": w_q.device, "dtype": w_q.dtype}
-        options["activation"] = network.activation
+        tanh = network.activation == "gelu_tanh"
+        options["activation"] = nn.GELU("tanh") if tanh else network.activation
         layer = kind(network.w_1.shape[1], w_q.shape[0], network.w_1.shape[0], 0.0, **options)
         with torch.no_grad():
             for linear, w, b in ((layer.linear1, network.w_1, network.b_1), (layer.linear2, network.w_2, network.b_2)):
@@ -138,23 +140,26 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
         __call__ = forward
 
     @classmethod
-    def from_torch(cls, module: nn.TransformerEncoderLayer) -> Self:
-        """Return a layer with a copy of PyTorch's weights, in the same mode.
+    def from_torch(cls, module: nn.Module) -> Self:
+        """Return a layer with a copy of the weights of PyTorch's layer, in the same mode.
 
-        GELU by erf, biases of attention and another ε than 10⁻⁵ are taken over. The operation ``encoder_layer`` has
-        none of them, so such a layer computes its parts one after another, and has no record. ``ValueError`` for other
-        activations, dropout in training, and where :meth:`MultiHeadAttention.from_torch` raises, as for
-        ``batch_first=False``.
+        Also of ``BertLayer``, ``GPT2Block`` and ``ViTLayer`` of Hugging Face transformers; like PyTorch's layer, that
+        of GPT-2 is causal only if called with a causal mask. GELU, biases of attention and another ε than 10⁻⁵ are
+        taken over. The operation ``encoder_layer`` has none of them, so such a layer computes its parts one after
+        another, and has no record. ``ValueError`` for other activations, dropout in training, other scales than 1/√d,
+        and where :meth:`MultiHeadAttention.from_torch` raises, as for ``batch_first=False``.
         """
-        check_kind("TransformerEncoderLayer.from_torch", module, nn.TransformerEncoderLayer)
-        network = network_of("TransformerEncoderLayer.from_torch", module, 2)
+        if reader := reader_of(module):
+            return cls.from_parts(**read(module, reader)).train(module.training)
+        layer = check_kind("TransformerEncoderLayer.from_torch", module, nn.TransformerEncoderLayer)
+        network = network_of("TransformerEncoderLayer.from_torch", layer, 2)
         parts = {
-            "attention": MultiHeadAttention.from_torch(module.self_attn),
-            "attention_norm": LayerNorm.from_torch(module.norm1),
+            "attention": MultiHeadAttention.from_torch(layer.self_attn),
+            "attention_norm": LayerNorm.from_torch(layer.norm1),
             "feed_forward": network,
-            "feed_forward_norm": LayerNorm.from_torch(module.norm2),
+            "feed_forward_norm": LayerNorm.from_torch(layer.norm2),
         }
-        return cls.from_parts(parts, norm_first=module.norm_first).train(module.training)
+        return cls.from_parts(**parts, norm_first=layer.norm_first).train(layer.training)
 
     def to_torch(self) -> nn.TransformerEncoderLayer:
         """Return PyTorch's layer with a copy of weights and mode, batch first, without dropout.
@@ -269,7 +274,7 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
             "feed_forward": network,
             "feed_forward_norm": LayerNorm.from_torch(module.norm3),
         }
-        return cls.from_parts(parts, norm_first=module.norm_first).train(module.training)
+        return cls.from_parts(**parts, norm_first=module.norm_first).train(module.training)
 
     def to_torch(self) -> nn.TransformerDecoderLayer:
         """Return PyTorch's layer with a copy of weights and mode, batch first, without dropout.

@@ -1,12 +1,12 @@
 """Modules of layer normalization and the feed-forward network."""
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attnspec.backends.pytorch.nn.conversion import bias_of, check, check_kind, check_same, refuse
+from attnspec.backends.pytorch.nn.conversion import Activation, bias_of, check, check_kind, check_same, refuse
 from attnspec.backends.pytorch.nn.initialization import Device, draw, linear_bound, parameter
 from attnspec.backends.pytorch.nn.records import Recorded, check_sizes
 from attnspec.backends.pytorch.transformer import EPSILON, feed_forward, gelu, layer_norm
@@ -86,7 +86,7 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
 class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
     """The feed-forward network of a layer, for each position: d features, f hidden units, d features.
 
-    The activation is ReLU; ``from_torch`` also takes GELU.
+    The activation is ReLU; ``from_torch`` also takes GELU, by erf or by tanh.
 
     Args:
         d_model: features, d.
@@ -102,7 +102,7 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
     """
 
     kind = FeedForwardParameters
-    activation: Literal["relu", "gelu"] = "relu"
+    activation: Activation = "relu"
 
     def __init__(
         self, d_model: int, dim_feedforward: int = 2048, *, device: Device = None, dtype: torch.dtype | None = None
@@ -127,15 +127,18 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's output for every position."""
-        if self.activation == "gelu":
-            return functional.linear(gelu(functional.linear(x, self.w_1, self.b_1)), self.w_2, self.b_2)
-        return feed_forward(x, self.record())
+        if self.activation == "relu":
+            return feed_forward(x, self.record())
+        hidden = functional.linear(x, self.w_1, self.b_1)
+        # the operation `gelu` of this backend is the one by erf
+        hidden = gelu(hidden) if self.activation == "gelu" else functional.gelu(hidden, approximate="tanh")
+        return functional.linear(hidden, self.w_2, self.b_2)
 
     if TYPE_CHECKING:
         __call__ = forward
 
     @classmethod
-    def from_torch(cls, first: nn.Linear, second: nn.Linear, *, activation: Literal["relu", "gelu"] = "relu") -> Self:
+    def from_torch(cls, first: nn.Linear, second: nn.Linear, *, activation: Activation = "relu") -> Self:
         """Return a module with a copy of two linear layers; missing biases become 0.
 
         ``ValueError`` unless the second layer's inputs are the first's outputs, and the reverse.
@@ -147,6 +150,6 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
         check_same(caller, "second.out_features", first.in_features, second.out_features, "first takes as many")
         weights = [(layer.weight, bias_of(layer, layer.weight[:, 0])) for layer in (first, second)]
         converted = cls.from_record(FeedForwardParameters(*weights[0], *weights[1]))
-        if activation == "gelu":
-            converted.activation, converted.beyond_record = "gelu", "activation='gelu'"
+        if activation != "relu":
+            converted.activation, converted.beyond_record = activation, f"activation={activation!r}"
         return converted
