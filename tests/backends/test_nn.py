@@ -46,7 +46,7 @@ class Case:
     keeps: bool = False
     """True if the result keeps its dtype under autocast."""
     several: bool = False
-    """True if the module calls several operations, so that its residual sums keep their dtype under autocast."""
+    """True if the module calls several operations; then residual sums keep their dtype under autocast."""
     tokens: tuple[int, ...] = ()
     """The shape of the first input, if it is tokens; there are 9 tokens."""
     targets: tuple[int, ...] = ()

@@ -153,7 +153,7 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
 
     @classmethod
     def _from_matrices(cls, heads: int, matrices: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Self:
-        """Return a module with matrices and biases of queries, keys, values and results, in rows of all heads."""
+        """Return a module with copies of matrices (heads·p, d) and their biases, results last."""
         for w in matrices[:3]:
             _head_size("MultiHeadAttention", w.shape[0], heads)
         w_q, w_k, w_v = (copied(w).reshape(heads, -1, w.shape[-1]) for w in matrices[:3])

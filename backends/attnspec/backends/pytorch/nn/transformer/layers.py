@@ -141,13 +141,13 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, module: nn.Module) -> Self:
-        """Return a layer with a copy of the weights of PyTorch's layer, in the same mode.
+        """Return a layer with a copy of PyTorch's weights, in the same mode.
 
-        Also of ``BertLayer``, ``GPT2Block`` and ``ViTLayer`` of Hugging Face transformers; like PyTorch's layer, that
-        of GPT-2 is causal only if called with a causal mask. GELU, biases of attention and another ε than 10⁻⁵ are
-        taken over. The operation ``encoder_layer`` has none of them, so such a layer computes its parts one after
-        another, and has no record. ``ValueError`` for other activations, dropout in training, other scales than 1/√d,
-        and where :meth:`MultiHeadAttention.from_torch` raises, as for ``batch_first=False``.
+        The layer may also be a ``BertLayer``, ``GPT2Block`` or ``ViTLayer`` of Hugging Face transformers. Like
+        PyTorch's, that of GPT-2 is causal only if called with a causal mask. GELU, biases of attention and another ε
+        than 10⁻⁵ are taken over. The operation ``encoder_layer`` has none of them, so such a layer computes its parts
+        one after another, and has no record. ``ValueError`` for other activations, dropout in training, other scales
+        than 1/√d, and where :meth:`MultiHeadAttention.from_torch` raises, as for ``batch_first=False``.
         """
         if reader := reader_of(module):
             return cls.from_parts(**read(module, reader)).train(module.training)

@@ -93,11 +93,11 @@ class LlamaLayer(nn.Module):
 
     @classmethod
     def from_torch(cls, module: nn.Module) -> Self:
-        """Return a layer with a copy of the weights of transformers' ``LlamaDecoderLayer``, in the same mode.
+        """Return a layer with a copy of a ``LlamaDecoderLayer``'s weights, in the same mode.
 
-        Features of queries and keys are reordered, since transformers rotates feature i with i + p/2. ``ValueError``
-        for another class, biases, scaled rotary frequencies, other activations than silu, dropout in training, and
-        heads that are not d_model together.
+        That is the class of Hugging Face transformers, which rotates feature i with i + p/2: features of queries and
+        keys are reordered. ``ValueError`` for another class, biases, scaled rotary frequencies, other activations than
+        silu, dropout in training, and heads that do not have d_model features together.
         """
         caller = "LlamaLayer.from_torch"
         name = "transformers.models.llama.modeling_llama.LlamaDecoderLayer"
