@@ -259,8 +259,8 @@ CASES = {
         ((B, N, 6), (B, M, 6)), by_record(pytorch.decoder_stack), "norm_first=False", (N, N),
     ),
     "LlamaLayer": Case(
-        lambda **how: nn.LlamaLayer(8, 4, 6, nhead_k=2, **how), ((B, N, 8),), by_weights(llama, *LLAMA),
-        "d_model=8, nhead=4, dim_feedforward=6, nhead_k=2, epsilon=1e-06, theta=10000", (N, N), several=True,
+        lambda **how: nn.LlamaLayer(16, 4, 6, nhead_k=2, **how), ((B, N, 16),), by_weights(llama, *LLAMA),
+        "d_model=16, nhead=4, dim_feedforward=6, nhead_k=2, epsilon=1e-06, theta=10000", (N, N), several=True,
     ),
     "Transformer": Case(
         lambda **how: nn.Transformer(12, 9, 6, 2, 2, 2, 8, **how), (), by_record(pytorch.encoder_decoder),

@@ -68,7 +68,7 @@ def test_converted_layers_are_those_of_transformers(
 
 
 def llama(**options: Any) -> Any:
-    sizes = {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": F}
+    sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": F}
     config = models.llama.LlamaConfig(**{**sizes, "rms_norm_eps": EPSILON, **options})
     return models.llama.modeling_llama.LlamaDecoderLayer(config, layer_idx=0)
 
@@ -77,8 +77,8 @@ def llama(**options: Any) -> Any:
 def test_converted_llama_layers_are_those_of_transformers(how: str) -> None:
     rope = {"rope_type": "default", "rope_theta": 500.0}
     theirs = filled(llama(rope_parameters=rope).float()).eval()
-    ours, x = nn.LlamaLayer.from_torch(theirs), drawn(2, N, 8).float()
-    positions = torch.arange(N) + torch.tensor([[0], [7]])
+    ours, x = nn.LlamaLayer.from_torch(theirs), drawn(2, N, 16).float()
+    positions = torch.tensor([[0, 1, 2, 3, 4], [2, 3, 5, 9, 10]])
     turn = models.llama.modeling_llama.LlamaRotaryEmbedding(theirs.self_attn.config)(x, positions)
     theirs.self_attn.config._attn_implementation = how
     mask = torch.zeros(2, 1, N, N).masked_fill(~(MASK & CAUSAL)[:, None], -torch.inf)
@@ -96,7 +96,7 @@ LLAMA_REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: llama(hidden_act="gelu"), "hidden_act: expected 'silu', since the network is SwiGLU; got 'gelu'"),
     (lambda: llama(attention_bias=True), "attention_bias: expected False, since the formula has no biases; got True"),
     (lambda: llama(mlp_bias=True), "mlp_bias: expected False, since the formula has no biases; got True"),
-    (lambda: llama(head_dim=4), "head_dim: expected 2, since all heads together have d_model features; got 4"),
+    (lambda: llama(head_dim=2), "head_dim: expected 4, since all heads together have d_model features; got 2"),
     (lambda: llama(rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}),
      "rope_type: expected 'default', since frequencies are not scaled; got 'linear'"),
 ]  # fmt: skip

@@ -85,7 +85,7 @@ class LlamaLayer(nn.Module):
         query, key = (rotary_embedding(z, t, theta=self.theta) for z in (query, key))
         attended, _ = grouped_query_attention(query, key, value, mask=mask, causal=True)
         x = x + functional.linear(attended.transpose(-3, -2).flatten(-2), self.w_o)
-        network = GatedFeedForwardParameters[Tensor](self.w_gate, self.w_up, self.w_down)
+        network: GatedFeedForwardParameters[Tensor] = GatedFeedForwardParameters(self.w_gate, self.w_up, self.w_down)
         return x + gated_feed_forward(rms_norm(x, self.feed_forward_gain, epsilon=self.epsilon), network)
 
     if TYPE_CHECKING:
