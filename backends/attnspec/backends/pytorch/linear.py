@@ -2,8 +2,8 @@
 
 Within a chunk, with G the sum of the decays from its first step on, E_ij = e^(G_i − G_j) for j ≤ i, and S the state
 before it: (I + βA)U = β(V − (K e^G)S) with A = strictly lower (KKᵀ ∘ E), O = (Q e^G)S + (QKᵀ ∘ E)U, and the next state
-is e^(G_C)S + (K e^(G_C − G))ᵀU. Where every feature decays on its own, E would have a matrix per feature; there, keys
-and queries are multiplied by e^(−G_j) and e^(G_i), in float64. No factor depends on later steps.
+is e^(G_C)S + (K e^(G_C − G))ᵀU. Where every feature decays on its own, E would have a matrix per feature; there, with M
+the sum to the middle of the chunk, keys and queries are multiplied by e^(M − G_j) and e^(G_i − M), in float64.
 """
 
 from typing import NamedTuple
@@ -23,8 +23,8 @@ __all__ = ["linear_attention", "short_convolution"]
 
 _check, _convolution = Check("linear_attention"), Check("short_convolution")
 
-CHUNK, CHUNK_OF_VECTORS = 64, 7
-"""Steps of a chunk; fewer where every feature decays on its own, so that e^(−G) stays in the range of float64."""
+CHUNK, CHUNK_OF_VECTORS = 64, 14
+"""Steps of a chunk; fewer where every feature decays on its own, so that e^(M − G) stays in the range of float64."""
 
 LEAST, LEAST_OF_VECTORS = -750.0, -88.0
 """Decays in place of lower ones: their exponentials are 0, or below float32's normal numbers where g is float32."""
@@ -55,17 +55,18 @@ def linear_attention(
     g, b = None if decay is None else upcast(decay), None if beta is None else upcast(beta).unsqueeze(-1)
     batch = broadcast(*[x.shape[:-3] for x in (q, k, v, s, g, b) if x is not None])
     groups = (k.shape[-3], q.shape[-3] // k.shape[-3])
-    q = (q * (d**-0.5 if scale is None else scale)).reshape(*q.shape[:-3], *groups, steps, d)
+    q, scale = q.reshape(*q.shape[:-3], *groups, steps, d), d**-0.5 if scale is None else scale
     s = s.expand(*batch, *s.shape[-3:])
     if steps <= MOST_SINGLE_STEPS:
-        outputs, s = _step_by_step(q, k, v, s, g, b)
+        outputs, s = _step_by_step(scale * q, k, v, s, g, b)
     else:
-        outputs, segment = [], SEGMENT if q.is_cpu else steps
+        size = min(CHUNK if g is None or g.shape[-1] == 1 else CHUNK_OF_VECTORS, steps)
+        outputs, segment = [], SEGMENT // size * size if q.is_cpu else steps
         for start in range(0, steps, segment):
             part = slice(start, start + segment)
             queries, keys, values = (x[..., part, :] for x in (q, k, v))
             decays, rates = (None if x is None else x[..., part, :] for x in (g, b))
-            of_segment, s = _by_chunks(queries, keys, values, s, decays, rates)
+            of_segment, s = _by_chunks(scale * queries, keys, values, s, decays, rates, size)
             outputs += of_segment
     output = torch.cat(outputs, -2) if steps else q.new_zeros(*batch, *q.shape[-4:-1], v.shape[-1])
     return output.flatten(-4, -3).to(dtype), s.to(dtype) if steps else s.to(dtype, copy=True)
@@ -91,7 +92,7 @@ class _Decays(NamedTuple):
     """Factors of a chunk: from its start, to its end, in all, and between steps.
 
     ``between`` is (…, chunks, C, C, d or 1), 0 above the diagonal. In its place, ``ahead`` and ``back`` are factors
-    from the start of the chunk to each step and back, in float64, whose products are those between steps.
+    from the middle of the chunk to each step and back, in float64, whose products are those between steps.
     """
 
     from_start: Tensor
@@ -114,7 +115,8 @@ def _decays(g: Tensor) -> _Decays:
     start, end = sums.exp().to(g.dtype), (sums[..., -1:, :] - sums).exp().to(g.dtype)
     whole = start[..., -1:, :].mT
     if factorised:
-        return _Decays(start, end, whole, ahead=sums.exp(), back=(-sums).exp())
+        ahead = (sums - sums[..., sums.shape[-2] // 2, None, :]).exp()
+        return _Decays(start, end, whole, ahead=ahead, back=ahead.reciprocal())
     hidden = torch.ones(g.shape[-2], g.shape[-2], dtype=torch.bool, device=g.device).triu(1).unsqueeze(-1)
     differences = (sums.unsqueeze(-2) - sums.unsqueeze(-3)).to(g.dtype)
     return _Decays(start, end, whole, differences.masked_fill(hidden, -torch.inf).exp())
@@ -148,12 +150,10 @@ def _products(x: Tensor, k: Tensor, decays: _Decays | None, heads: int) -> Tenso
 
 
 def _by_chunks(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, g: Tensor | None, b: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor, g: Tensor | None, b: Tensor | None, size: int
 ) -> tuple[list[Tensor], Tensor]:
-    """Outputs of the chunks, and the final state."""
-    steps = v.shape[-2]
-    size = min(CHUNK if g is None or g.shape[-1] == 1 else CHUNK_OF_VECTORS, steps)
-    missing = -steps % size
+    """Outputs of chunks of ``size`` steps, and the final state."""
+    missing = -v.shape[-2] % size
     q, k, v = (_in_chunks(x, size, missing) for x in (q, k, v))
     g, b = (None if x is None else _in_chunks(x, size, missing) for x in (g, b))
     decays = None if g is None else _decays(g)
