@@ -7,6 +7,7 @@ from benchmarks.suites import (
     additive,
     decoders,
     groups,
+    language_models,
     layers,
     multihead,
     never_slower,
@@ -30,6 +31,7 @@ SUITES: Mapping[str, Callable[[Settings], Iterator[Case]]] = {
     "decoders": decoders.cases,
     "vision": vision.cases,
     "scorers": scorers.cases,
+    language_models.SUITE: language_models.cases,
     sharded.SUITE: sharded.cases,
     never_slower.SUITE: never_slower.cases,
 }

@@ -29,3 +29,20 @@ def test_segments_are_joined(options: tuple[str, ...], features: int) -> None:
     assert_gradients_within_budgets(
         {path: to_numpy(x) for path, x in computed.items()}, weights, "linear_attention", **arguments, informative=False
     )
+
+
+@pytest.mark.parametrize("largest", [1.0, 1e30])
+def test_decays_to_nothing_in_every_step_of_a_chunk(largest: float) -> None:
+    draw = np.random.default_rng(0)
+    steps = 2 * linear.CHUNK_OF_VECTORS + 3
+    arguments: dict[str, Any] = {
+        "query": draw.standard_normal((1, steps, 2)) / largest,
+        "key": draw.standard_normal((1, steps, 2)) * largest,
+        "value": draw.standard_normal((1, steps, 3)),
+        "state": draw.standard_normal((1, 2, 3)),
+        "decay": draw.choice([0.0, -1.0, linear.LEAST_OF_VECTORS], (1, steps, 2), p=[0.1, 0.1, 0.8]),
+    }
+    arguments = {name: np.float32(x) for name, x in arguments.items()}
+    tensors: dict[str, Any] = {name: from_numpy(x, device="cpu") for name, x in arguments.items()}
+    results = tuple(map(to_numpy, pytorch.linear_attention(**tensors)))
+    assert_within_budgets(results, "linear_attention", **arguments)

@@ -289,7 +289,7 @@ def interrupting(device: str, quick: bool) -> NoReturn:
         (
             ["--suite", "no"],
             "--suite: expected one of additive, step, sdpa, groups, multihead, layers, recurrent, decoders, vision, "
-            "scorers, sharded, never_slower; got 'no'",
+            "scorers, language_models, sharded, never_slower; got 'no'",
         ),
         (["--sizes", ","], "--sizes: expected positive integers separated by commas; got ','"),
         (["--sizes", "big"], "--sizes: expected positive integers separated by commas; got 'big'"),

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
+from attnspec.backends.pytorch.kernels.causal_convolution import convolved
 from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.autocast import ignores_autocast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
@@ -207,10 +208,7 @@ def short_convolution(
     _convolution(x, weight, state, bias)
     batch, steps = broadcast(x.shape[:-2], state.shape[:-2]), x.shape[-2]
     rows = torch.cat([part.expand(*batch, *part.shape[-2:]) for part in (state, x)], -2)
-    wide, filters = upcast(rows), upcast(weight)
-    output = filters[:, 0] * wide[..., :steps, :]
-    for j in range(1, filters.shape[-1]):
-        output = output + filters[:, j] * wide[..., j : j + steps, :]
+    output = convolved(upcast(rows), upcast(weight).mT.contiguous())
     if bias is not None:
         output = output + upcast(bias)
     return output.to(x.dtype), rows[..., steps:, :].clone()

@@ -35,7 +35,7 @@ def indexer_scores(
 ) -> Float[Tensor, "*batch n m"]:
     """Rectified products of all heads, summed by one product with the weights of each query."""
     _scores(query, key, weights)
-    rectified = wide_product(query, upcast(key).unsqueeze(-3).mT).relu()
+    rectified = wide_product(query, upcast(key).unsqueeze(-3).mT).relu_()
     summed = upcast(weights).unsqueeze(-2) @ rectified.movedim(-3, -2)  # (…, n, 1, heads) by (…, n, heads, m)
     return summed.squeeze(-2).to(query.dtype)
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend as dot_attention
+from attnspec.backends.pytorch.kernels.root_mean_square import normalized
 from attnspec.backends.pytorch.multihead import attend_in_heads, per_head
 from attnspec.backends.pytorch.positional import sinusoids
 from attnspec.backends.pytorch.runtime.accumulation import upcast
@@ -109,9 +110,9 @@ def layer_norm(
 def rms_norm(
     x: Float[Tensor, "*batch d"], weight: Float[Tensor, " d"], *, epsilon: float = 1e-6
 ) -> Float[Tensor, "*batch d"]:
-    """PyTorch's RMS normalization; half dtypes in float32."""
+    """x / √(mean x² + ε) w; half dtypes in float32."""
     _rms_norm(x, weight, epsilon)
-    return torch.rms_norm(upcast(x), x.shape[-1:], upcast(weight), epsilon).to(x.dtype)
+    return normalized(upcast(x), upcast(weight), epsilon).to(x.dtype)
 
 
 @implements(AddRMSNorm[Tensor])
@@ -123,10 +124,10 @@ def add_rms_norm(
     *,
     epsilon: float = 1e-6,
 ) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch d"]]:
-    """PyTorch's RMS normalization of the sum; half dtypes in float32."""
+    """RMS normalization of the sum, and the sum; half dtypes in float32."""
     _add_rms_norm(x, residual, weight, epsilon)
     total = upcast(x) + upcast(residual)
-    return torch.rms_norm(total, total.shape[-1:], upcast(weight), epsilon).to(x.dtype), total.to(x.dtype)
+    return normalized(total, upcast(weight), epsilon).to(x.dtype), total.to(x.dtype)
 
 
 @implements(FeedForward[Tensor])

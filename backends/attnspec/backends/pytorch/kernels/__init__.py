@@ -14,6 +14,7 @@ from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels import formula
 from attnspec.backends.pytorch.kernels.dot import groups, packed
 from attnspec.backends.pytorch.kernels.formula import Scoring
+from attnspec.backends.pytorch.kernels.rotation import rotate_pairs
 from attnspec.backends.pytorch.kernels.visible import Visible, conjunction, locate, visible, window_mask, within_window
 from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
@@ -361,9 +362,11 @@ def sigmoid_attention(
     n, m = query.shape[-2], key.shape[-2]
     allowed = conjunction(mask, window_mask(n, m, (None, 0), query.device) if causal else None)
     allowed = None if allowed is None else allowed.expand(*allowed.shape[:-2], n, m)
-    scores = formula.dot_products(operand(query), operand(key), allowed) * query.shape[-1] ** -0.5 + bias
+    # In place, since new memory for n·m numbers takes longer than a pass over them.
+    scores = formula.dot_products(operand(query), operand(key), allowed).mul_(query.shape[-1] ** -0.5)
+    scores = scores.add_(bias) if bias else scores
     if allowed is None:
-        return wide_product(scores.sigmoid(), operand(value)).to(query.dtype)
+        return wide_product(scores.sigmoid_(), operand(value)).to(query.dtype)
     # A hidden score may be NaN, and so may its derivative.
     weights = scores.masked_fill(~allowed, 0).sigmoid().masked_fill(~allowed, 0)
     output = formula.pooled(weights, operand(value), allowed).to(query.dtype)
@@ -401,7 +404,7 @@ def rotary_embedding(
     place = float64_device(x.device)
     t = torch.arange(n, device=place) if positions is None else positions.to(place)
     frequency = theta ** (-torch.arange(0, d, 2, dtype=torch.float64, device=place) / d)
-    return _rotated(x, t.to(torch.float64).unsqueeze(-1) * frequency)
+    return rotate_pairs(x, t.to(torch.float64).unsqueeze(-1) * frequency)
 
 
 @implements(AxialRotaryEmbedding[Tensor])
@@ -415,23 +418,10 @@ def axial_rotary_embedding(
     _axial(x, positions, frequencies)
     width, place = 2 * frequencies.shape[-1], float64_device(x.device)
     angle = positions.to(place, torch.float64) @ frequencies.to(place, torch.float64)
-    rotated = _rotated(x[..., :width], angle)
+    pairs = rotate_pairs(x[..., :width], angle)
     if width == x.shape[-1]:
-        return rotated
-    return torch.cat((rotated, x[..., width:].expand(*rotated.shape[:-1], -1)), -1)
-
-
-def _rotated(x: Tensor, angle: Tensor) -> Tensor:
-    """Rotate the pairs of features of x by their angles."""
-    wide = upcast(x)
-    cosine, sine = (part.to(x.device, wide.dtype) for part in (angle.cos(), angle.sin()))
-    first, second = wide[..., 0::2], wide[..., 1::2]
-    # Complex numbers take fewer passes over memory, but break graphs, and their gradients refuse some strides.
-    if wide.is_cpu and not needs_gradients(x, angle) and not torch.compiler.is_compiling():
-        rotated = torch.view_as_real(torch.complex(first, second) * torch.complex(cosine, sine))
-        return rotated.flatten(-2).to(x.dtype)
-    rotated = torch.stack((first * cosine - second * sine, first * sine + second * cosine), -1)
-    return rotated.flatten(-2).to(x.dtype)
+        return pairs
+    return torch.cat((pairs, x[..., width:].expand(*pairs.shape[:-1], -1)), -1)
 
 
 @implements(RotaryFrequencies[Tensor])
