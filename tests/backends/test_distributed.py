@@ -208,6 +208,22 @@ def test_pairs_of_ranks_are_counted(divide: Any, causal: bool) -> None:
 SIZES: dict[str, Any] = {"heads": 4, "heads_k": 2, "d": 3, "d_v": 5}
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "ulysses"}, "method: expected one of ring, all-gather, heads; got 'ulysses'"),
+        ({"rank": 3}, "rank: expected 0 to 2; got 3"),
+        ({"query_shards": distributed.zigzag(9, 2)}, "query_shards: expected 3 shards, as of keys; got 2"),
+        ({"heads": 3}, "heads: expected a multiple of heads_k = 2; got 3"),
+    ],
+)
+def test_costs_of_impossible_calls_are_refused(change: dict[str, Any], message: str) -> None:
+    shards = distributed.zigzag(9, 3)
+    right: dict[str, Any] = {"method": "ring", "rank": 0, "query_shards": shards, "key_shards": shards, **SIZES}
+    with pytest.raises(ValueError, match=f"^communication: {message}$"):
+        distributed.communication(**(right | change))
+
+
 @pytest.mark.parametrize("divide", DIVISIONS)
 def test_without_delays_a_simulated_pass_takes_the_time_of_the_slowest_rank(divide: Any) -> None:
     shards = divide(32, 4)

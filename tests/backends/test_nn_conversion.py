@@ -173,6 +173,30 @@ def test_decoder_layers_with_gelu_biases_and_another_epsilon_are_those_of_pytorc
     assert_same_state(ours.to_torch(), theirs)
 
 
+@pytest.mark.parametrize("kind", ["TransformerEncoderLayer", "TransformerDecoderLayer"])
+def test_a_converted_layer_is_restored_from_its_state_dict(kind: str) -> None:
+    theirs = filled(getattr(torch.nn, kind)(6, 2, 8, 0.0, norm_first=True, **BIASED))
+    converted = getattr(nn, kind).from_torch(theirs)
+    settings: dict[str, Any] = {"activation": "gelu", "epsilon": theirs.norm1.eps, "attention_bias": True}
+    restored = getattr(nn, kind)(6, 2, 8, norm_first=True, **settings, **DOUBLE)
+    assert restored.beyond_record == converted.beyond_record
+    restored.load_state_dict(converted.state_dict())
+    inputs = [drawn(B, N, 6)] + ([drawn(B, M, 6)] if kind == "TransformerDecoderLayer" else [])
+    assert torch.equal(restored(*inputs), converted(*inputs))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.FeedForward(4, 8, activation="silu"), "FeedForward: activation: expected one of relu, gelu, "),  # type: ignore[arg-type]
+        (lambda: nn.LayerNorm(4, epsilon=0.0), "LayerNorm: epsilon: expected a positive number; got 0.0"),
+    ],
+)
+def test_unknown_settings_are_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()
+
+
 def test_stacks_with_a_last_normalization_are_those_of_pytorch() -> None:
     layer = torch.nn.TransformerEncoderLayer(6, 2, 8, 0.0, norm_first=True, **BIASED)
     last = torch.nn.LayerNorm(6, eps=1e-3, **DOUBLE)

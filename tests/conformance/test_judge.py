@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attnspec.conformance import judge
+from attnspec.conformance import judge, suggest_inputs
 from attnspec.conformance.harness import backward, parts
 from attnspec.conformance.harness.arrays import read
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
@@ -249,6 +249,41 @@ def test_wrong_numbers_are_not_judged_where_the_class_overflows() -> None:
     output, query, key, value = attention(queries=3, keys=1)
     verdict = judge(SDPA, output + 1, query * np.float32(1e30), key * np.float32(1e30), value)
     assert "an intermediate may exceed 1.7e+38, the largest number of its precision class" in str(verdict)
+
+
+def recurrence(steps: int) -> dict[str, Any]:
+    """Random arguments of the gated delta rule, with which its state grows in every step."""
+    draw = np.random.default_rng(0)
+    shapes = {"query": (1, steps, 16), "key": (1, steps, 16), "value": (1, steps, 16), "state": (1, 16, 16)}
+    shapes |= {"decay": (1, steps, 1), "beta": (1, steps)}
+    return {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def test_a_recurrence_that_overflows_is_no_evidence() -> None:
+    arguments = recurrence(300)
+    with np.errstate(all="ignore"):
+        results = tuple(x.astype(np.float32) for x in REFERENCE["linear_attention"](**arguments))
+    assert not np.isfinite(results[0]).all()
+    verdict = judge("linear_attention", results, **arguments)
+    assert not verdict
+    assert "an intermediate may exceed 1.7e+38, the largest number of its precision class" in str(verdict)
+
+
+def test_suggested_recurrences_stay_in_range() -> None:
+    suggested = suggest_inputs("linear_attention", **recurrence(300))
+    assert (suggested["decay"] <= 0).all()
+    results = tuple(x.astype(np.float32) for x in REFERENCE["linear_attention"](**suggested))
+    verdict = judge("linear_attention", results, **suggested)
+    assert verdict
+    assert verdict.judged == "every number"
+
+
+def test_the_defect_of_an_operation_is_named_before_those_of_others() -> None:
+    draw = np.random.default_rng(0)
+    query, key, value = (draw.standard_normal((1, rows, 16)).astype(np.float32) for rows in (4, 8, 8))
+    indices = np.stack([draw.permutation(8)[:3] for _ in range(4)])[None]
+    verdict = judge("selected_attention", REFERENCE[SDPA](query, key, value), query, key, value, indices)
+    assert "“indices of selected attention ignored”: Queries attend to all keys" in str(verdict)
 
 
 def test_an_empty_result_has_nothing_to_judge() -> None:

@@ -166,7 +166,9 @@ def mutant_candidates(
         # A mutant that declares a choice is wrong only under this declaration.
         if any(choices.get(q) != choice for q, choice in mutant.declares.items()):
             continue
-        if altered_steps(mutant).intersection(used_steps):
+        altered = altered_steps(mutant)
+        # A part of another operation's defect may do anything here: only the whole of it is known.
+        if altered <= set(used_steps) or (of_operation and altered.intersection(used_steps)):
             sentence = f"The numbers are those of a known defect, “{mutant.name}”: {mutant.statement}{beside}"
             yield Candidate(mutant.name, sentence, computation_by(subject, mutant.backend, instead))
 

@@ -19,11 +19,14 @@ MAX_NOT_JUDGED = 0.5
 """Fraction of numbers with budgets too wide to judge, above which there is no verdict."""
 
 
-def overflow(subject: Subject, arguments: Arguments) -> str:
-    """Return a sentence if an intermediate may overflow in the precision class; else an empty one."""
+def overflow(subject: Subject, arguments: Arguments, *, untold: bool = False) -> str:
+    """Return a sentence if an intermediate may overflow in the precision class; else an empty one.
+
+    An infinite peak means that the largest intermediate is unknown. It counts as an overflow if ``untold``: where NaN
+    or an infinity is compared with a number that is smaller than its budget.
+    """
     largest = subject.precision.largest
-    # An infinite peak means that the largest intermediate is unknown, not that it overflows.
-    if any(largest < x.peak < np.inf for x in subject.oracles(arguments).values()):
+    if any(largest < x.peak and (untold or x.peak < np.inf) for x in subject.oracles(arguments).values()):
         return f"an intermediate may exceed {largest:.3g}, the largest number of its precision class"
     return ""
 
@@ -31,6 +34,12 @@ def overflow(subject: Subject, arguments: Arguments) -> str:
 def declared_to_raise(subject: Subject, arguments: Arguments) -> str:
     """Return a sentence if this call is declared to raise; else an empty one."""
     return "the call is declared to raise, so that no result is right" if subject.refuses(arguments) else ""
+
+
+def _untold(got: Numbers, expected: Expected, index: tuple[int, ...]) -> bool:
+    """Return True if a number is not finite and its budget exceeds the expected one."""
+    allowed = np.broadcast_to(expected.budget, got.shape)[index]
+    return bool(not np.isfinite(wide(got)[index]) and abs(expected.value[index]) < allowed)
 
 
 class Record:
@@ -80,7 +89,7 @@ class Record:
         if value.dtype.kind not in "biu":
             self.nonfinite += int((~np.isfinite(value) & ~exactly_infinite(value, budget)).sum())
         if violation is not None:
-            outside = overflow(self.subject, part.arguments)
+            outside = overflow(self.subject, part.arguments, untold=_untold(got, expected, violation.index or ()))
             self.outside = outside or self.outside
             if not outside:
                 self._store_if_worst(got, expected, part, of, row, violation.index or ())

@@ -11,7 +11,7 @@ from attnspec.conformance.harness.parts import Part, parts, whole, with_explicit
 from attnspec.conformance.harness.reading import arguments_of, generator, in_one_dtype, operation_named, subject_of
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import exact_in
-from attnspec.conformance.inputs.examples import numbers
+from attnspec.conformance.inputs.examples import numbers, within
 from attnspec.conformance.judging.sampled_rows import sample_indices
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.ensembles import unrounded
@@ -83,7 +83,8 @@ def _candidates(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 def _normal(subject: Subject, leaf: Leaf, shape: tuple[int, ...], rng: np.random.Generator) -> Numbers:
     weight = bool(subject.operation.role(leaf) & Role.WEIGHT)
-    return exact_in(numbers("normal", shape, rng, subject.dtype, weight), subject.dtype)
+    drawn = numbers("normal", shape, rng, subject.dtype, weight)
+    return exact_in(within(drawn, subject.operation.generated_within.get(leaf.path)), subject.dtype)
 
 
 def _query_and_key(subject: Subject, arguments: Arguments) -> tuple[Leaf | None, Leaf | None]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
+from attnspec.conformance.inputs.dtypes import LARGEST, SMALLEST_NORMAL
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference.budget.error_array import UNKNOWN
 
@@ -100,7 +100,8 @@ class Comparisons:
             # as a negation, so that a budget of NaN is too wide.
             too_wide = ~(budget <= (self.widest_judged * float(top) if top > 0 else UNKNOWN / 2))
             ratios = np.where(too_wide, 0.0, ratios)
-            ratios = np.where(finite & ~np.isfinite(wide_got), np.inf, ratios)
+            may_overflow = too_wide & (np.abs(expected) + budget > LARGEST.get(got.dtype.name, np.inf))
+            ratios = np.where(finite & ~may_overflow & ~np.isfinite(wide_got), np.inf, ratios)
             exact = exactly_infinite(expected, budget)
             ratios = np.where(finite, ratios, np.where(exact & (wide_got != expected), np.inf, 0.0))
         not_judged = int(np.where(finite, too_wide, ~exact).sum())

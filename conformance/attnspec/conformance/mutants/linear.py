@@ -129,6 +129,20 @@ def corrected_before_decay(
 
 
 @altered(
+    "decay of linear attention after the write",
+    replaces="advanced",
+    breaks=("operation.oracle", "operation.gradient"),
+    source="S = e^g (S + kvᵀ), as in a leaky sum whose newest term leaks too",
+)
+def decayed_after_writing(
+    correct: Formulas, state: Numbers, k: Numbers, v: Numbers, decay: Numbers, rate: Numbers
+) -> tuple[Numbers, Numbers]:
+    """The decay multiplies what the step writes, too."""
+    after = correct.written(state, k, correct.update(state, k, v, rate))
+    return correct.decayed(state, decay), correct.decayed(after, decay)
+
+
+@altered(
     "rate of the delta rule for the value alone",
     replaces="update",
     breaks=("linear.zero-rate-writes-nothing", "operation.oracle"),

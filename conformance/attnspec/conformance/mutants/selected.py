@@ -217,6 +217,17 @@ def without_last_index(correct: Formulas, indices: Numbers, m: int) -> Numbers:
 
 
 @of_attention(
+    "indices of selected attention ignored",
+    replaces="selected_keys",
+    breaks=("selected.selection-is-mask", "selected.unselected-keys", "operation.oracle"),
+    source="a fallback to dense attention",
+)
+def all_keys(correct: Formulas, indices: Numbers, m: int) -> Numbers:
+    """Queries attend to all keys, whatever indices name."""
+    return np.ones((*indices.shape[:-1], m), bool)
+
+
+@of_attention(
     "indices of the first query for all",
     replaces="selected_keys",
     breaks=("selected.selection-is-mask", "operation.oracle"),

@@ -40,7 +40,7 @@ MEANINGS = {
     Axis.VOCABULARY: "tokens of the vocabulary",
     Axis.BEAM: "hypotheses of the beam",
     Axis.LAYER: "layers",
-    Axis.SPARE: "rows that are not used",
+    Axis.SPARE: "rows or features that take no part",
     Axis.GRID: "places of a grid",
     Axis.LENGTH: "tokens",
     Axis.TAP: "taps of a filter or quarters of the buckets",

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.distributed.methods import METHODS
 from attnspec.backends.pytorch.distributed.shards import Shards, divided_heads, joined, lengths
 
 DIGEST = 8
@@ -23,8 +24,21 @@ def communication(
     method: str, rank: int, query_shards: Shards, key_shards: Shards, *, heads: int, heads_k: int, d: int, d_v: int,
     batch: int = 1, itemsize: int = 4,
 ) -> tuple[Cost, Cost]:  # fmt: skip
-    """Costs of the forward and the backward pass of one rank; a number of ``itemsize`` bytes, gradients at least 4."""
+    """Costs of the forward and the backward pass of one rank; a number of ``itemsize`` bytes, gradients at least 4.
+
+    For additive attention, ``d`` is the number of hidden units, and there is one head. ``ValueError`` for another
+    method, a rank that has no shards, shards of different numbers of ranks, and heads that the heads of keys do not
+    divide.
+    """
     ranks, wide = len(key_shards), max(itemsize, 4)
+    if method not in METHODS:
+        raise ValueError(f"communication: method: expected one of {', '.join(METHODS)}; got {method!r}")
+    if rank not in range(ranks):
+        raise ValueError(f"communication: rank: expected 0 to {ranks - 1}; got {rank}")
+    if len(query_shards) != ranks:
+        raise ValueError(f"communication: query_shards: expected {ranks} shards, as of keys; got {len(query_shards)}")
+    if heads_k < 1 or heads % heads_k:
+        raise ValueError(f"communication: heads: expected a multiple of heads_k = {heads_k}; got {heads}")
     keys, queries = lengths(key_shards), lengths(query_shards)
     key_row = batch * heads_k * (d + d_v)
     agreement = Cost(DIGEST * (ranks - 1), 1)

@@ -43,14 +43,15 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
     """Scaled dot-product attention in heads, concatenated and projected.
 
     Unlike ``nn.MultiheadAttention`` it has no dropout, the batch comes first, True in a mask means may attend, and the
-    result is the output alone. It has biases only where ``from_torch`` found some that are not 0: b_q (heads, p_q),
-    b_k (heads, p_q), b_v (heads, p_v) and b_o (p_o).
+    result is the output alone. It has biases only with ``bias``, or where ``from_torch`` found some that are not 0:
+    b_q (heads, p_q), b_k (heads, p_q), b_v (heads, p_v) and b_o (p_o).
 
     Args:
         embed_dim: features of a query and of the result, d_q = p_o; those of all heads together.
         num_heads: heads, which divide ``embed_dim``.
         kdim: features of a key, d_k; ``embed_dim`` unless given.
         vdim: features of a value, d_v; ``embed_dim`` unless given.
+        bias: whether the four projections have biases, which begin as 0.
 
     Shape: query (*batch, n, d_q), key (*batch, m, d_k), value (*batch, m, d_v); result (*batch, n, p_o). The mask is
         boolean and broadcasts to (*batch, n, m), without an axis for heads. Weights w_q (heads, p_q, d_q),
@@ -74,7 +75,7 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
     b_o: Tensor
 
     def __init__(
-        self, embed_dim: int, num_heads: int, *, kdim: int | None = None, vdim: int | None = None,
+        self, embed_dim: int, num_heads: int, *, kdim: int | None = None, vdim: int | None = None, bias: bool = False,
         device: Device = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -85,6 +86,8 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
             parameter(num_heads, p, d, device=device, dtype=dtype) for d in (embed_dim, kdim, vdim)
         )
         self.w_o = parameter(embed_dim, embed_dim, device=device, dtype=dtype)
+        if bias:
+            self.add_biases(*(torch.zeros_like(w[..., 0]) for w in (self.w_q, self.w_k, self.w_v, self.w_o)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

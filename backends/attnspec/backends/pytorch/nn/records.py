@@ -25,10 +25,7 @@ class Recorded(nn.Module, Generic[Record]):
     """Module class of each field that is a record; of a tuple of layers, the class of one layer."""
     _names: ClassVar[tuple[str, ...]]
     beyond_record: str = ""
-    """Settings from ``from_torch`` that the record has no place for.
-
-    Such as biases of attention; empty if there are none.
-    """
+    """Settings that the record has no place for, such as biases of attention; empty if there are none."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from attnspec.backends.pytorch.nn.conversion import activation_of, check_kind, check_no_dropout, check_same
+from attnspec.backends.pytorch.nn.conversion import Activation, activation_of, check_kind, check_no_dropout, check_same
 from attnspec.backends.pytorch.nn.initialization import Device
 from attnspec.backends.pytorch.nn.multihead import MultiHeadAttention
 from attnspec.backends.pytorch.nn.records import Record, Recorded, check_sizes
 from attnspec.backends.pytorch.nn.transformer.hugging_face import read, reader_of
 from attnspec.backends.pytorch.nn.transformer.sublayers import FeedForward, LayerNorm
-from attnspec.backends.pytorch.transformer import cached_decoder_step, decoder_layer, encoder_layer
+from attnspec.backends.pytorch.transformer import EPSILON, cached_decoder_step, decoder_layer, encoder_layer
 from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters, KeyValueCache
 
 
@@ -41,8 +41,13 @@ class Layer(Recorded[Record]):
         layer.norm_first = norm_first
         for name, part in parts.items():
             setattr(layer, name, part)
-        layer.beyond_record = ", ".join(f"{name}: {x.beyond_record}" for name, x in parts.items() if x.beyond_record)
+        layer.note_settings()
         return layer
+
+    def note_settings(self) -> None:
+        """Remember the settings of submodules that the record has no place for."""
+        parts = ((name, getattr(self, name).beyond_record) for name in self.parts)
+        self.beyond_record = ", ".join(f"{name}: {beyond}" for name, beyond in parts if beyond)
 
     def residual(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: LayerNorm) -> Tensor:
         """Return a sublayer's output with residual connection and normalization."""
@@ -52,13 +57,16 @@ class Layer(Recorded[Record]):
         """Show ``norm_first``."""
         return f"norm_first={self.norm_first}"
 
-    def create_submodules(self, d_model: int, nhead: int, dim_feedforward: int, **factory: Any) -> None:
+    def create_submodules(
+        self, d_model: int, nhead: int, dim_feedforward: int, activation: Activation, epsilon: float,
+        attention_bias: bool, **factory: Any,
+    ) -> None:  # fmt: skip
         """Create the submodules that encoder and decoder layers share."""
         check_sizes(type(self).__name__, d_model=d_model, nhead=nhead, dim_feedforward=dim_feedforward)
-        self.attention = MultiHeadAttention(d_model, nhead, **factory)
-        self.attention_norm = LayerNorm(d_model, **factory)
-        self.feed_forward = FeedForward(d_model, dim_feedforward, **factory)
-        self.feed_forward_norm = LayerNorm(d_model, **factory)
+        self.attention = MultiHeadAttention(d_model, nhead, bias=attention_bias, **factory)
+        self.attention_norm = LayerNorm(d_model, epsilon=epsilon, **factory)
+        self.feed_forward = FeedForward(d_model, dim_feedforward, activation=activation, **factory)
+        self.feed_forward_norm = LayerNorm(d_model, epsilon=epsilon, **factory)
 
     def as_torch(self, kind: Any) -> Any:
         """Return a PyTorch layer of class ``kind`` with our self-attention and feed-forward weights."""
@@ -98,6 +106,8 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
         nhead: heads, which divide ``d_model``.
         dim_feedforward: hidden units, f.
         norm_first: whether the input of each sublayer is normalized ("pre"); otherwise the sum is ("post").
+        activation, epsilon, attention_bias: those of :class:`FeedForward`, :class:`LayerNorm` and
+            :class:`MultiHeadAttention`; the operation has only their defaults.
 
     Shape: x (*batch, n, d), and so is the result. The mask is boolean, True = may attend, and broadcasts to
         (*batch, n, n). Weights are those of ``attention``, ``attention_norm``, ``feed_forward`` and
@@ -123,11 +133,14 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
 
     def __init__(
         self, d_model: int, nhead: int, dim_feedforward: int = 2048, *, norm_first: bool = False,
+        activation: Activation = "relu", epsilon: float = EPSILON, attention_bias: bool = False,
         device: Device = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.norm_first = norm_first
-        self.create_submodules(d_model, nhead, dim_feedforward, device=device, dtype=dtype)
+        settings = d_model, nhead, dim_feedforward, activation, epsilon, attention_bias
+        self.create_submodules(*settings, device=device, dtype=dtype)
+        self.note_settings()
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Return the layer's output for x."""
@@ -164,7 +177,7 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
     def to_torch(self) -> nn.TransformerEncoderLayer:
         """Return PyTorch's layer with a copy of weights and mode, batch first, without dropout.
 
-        Its attention has biases of 0, because PyTorch's ``bias`` setting also covers the feed-forward network.
+        Without biases of attention its own are 0, because PyTorch's ``bias`` also covers the feed-forward network.
         ``ValueError`` for sizes that PyTorch does not have.
         """
         layer: nn.TransformerEncoderLayer = self.as_torch(nn.TransformerEncoderLayer)
@@ -184,6 +197,8 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
         dim_feedforward: hidden units, f.
         memory_dim: features of the memory, d_m; ``d_model`` unless given.
         norm_first: whether the input of each sublayer is normalized ("pre"); otherwise the sum is ("post").
+        activation, epsilon, attention_bias: those of :class:`FeedForward`, :class:`LayerNorm` and
+            :class:`MultiHeadAttention`; the operation has only their defaults.
 
     Shape: x (*batch, n, d), and so is the result; memory (*batch, m, d_m). Masks are boolean, True = may attend:
         ``mask`` broadcasts to (*batch, n, n), ``memory_mask`` to (*batch, n, m). Weights are those of ``attention``,
@@ -215,15 +230,18 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
     def __init__(
         self, d_model: int, nhead: int, dim_feedforward: int = 2048, *, memory_dim: int | None = None,
         norm_first: bool = False,
+        activation: Activation = "relu", epsilon: float = EPSILON, attention_bias: bool = False,
         device: Device = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.norm_first = norm_first
-        self.create_submodules(d_model, nhead, dim_feedforward, device=device, dtype=dtype)
+        settings = d_model, nhead, dim_feedforward, activation, epsilon, attention_bias
+        self.create_submodules(*settings, device=device, dtype=dtype)
         self.cross_attention = MultiHeadAttention(
-            d_model, nhead, kdim=memory_dim, vdim=memory_dim, device=device, dtype=dtype
+            d_model, nhead, kdim=memory_dim, vdim=memory_dim, bias=attention_bias, device=device, dtype=dtype
         )
-        self.cross_attention_norm = LayerNorm(d_model, device=device, dtype=dtype)
+        self.cross_attention_norm = LayerNorm(d_model, epsilon=epsilon, device=device, dtype=dtype)
+        self.note_settings()
 
     def forward(
         self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
@@ -279,8 +297,8 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
     def to_torch(self) -> nn.TransformerDecoderLayer:
         """Return PyTorch's layer with a copy of weights and mode, batch first, without dropout.
 
-        It is causal only if called with a causal mask. Its attention has biases of 0. ``ValueError`` for sizes that
-        PyTorch does not have, such as a memory whose number of features is not ``d_model``.
+        It is causal only if called with a causal mask. Without biases of attention its own are 0. ``ValueError`` for
+        sizes that PyTorch does not have, such as a memory whose number of features is not ``d_model``.
         """
         d_model, memory_dim = self.cross_attention.w_q.shape[-1], self.cross_attention.w_k.shape[-1]
         reason = "torch.nn has one d_model for inputs and memory"

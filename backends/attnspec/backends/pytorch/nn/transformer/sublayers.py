@@ -1,6 +1,6 @@
 """Modules of layer normalization and the feed-forward network."""
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +14,15 @@ from attnspec.spec import FeedForwardParameters, LayerNormParameters
 
 
 class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
-    """Layer normalization of the last dimension, with ε = 10⁻⁵ unless ``from_torch`` took another.
+    """Layer normalization of the last dimension.
 
     Args:
         normalized_shape: features, d.
+        epsilon: the number ε that is added to the variance.
 
     Shape: x (*batch, d), and so is the result. Weights gain (d) and bias (d).
     Initialisation: gains are 1 and biases 0, as in ``nn.LayerNorm``.
-    Errors: ``ValueError`` for a size below 1.
+    Errors: ``ValueError`` for a size below 1, and for an ε that is not positive.
     Source: operation ``layer_norm``.
 
     >>> LayerNorm(4)(torch.tensor([1.0, 1.0, 3.0, 3.0])).round(decimals=3).tolist()
@@ -31,9 +32,13 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
     kind = LayerNormParameters
     epsilon: float = EPSILON
 
-    def __init__(self, normalized_shape: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, normalized_shape: int, *, epsilon: float = EPSILON,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         check_sizes("LayerNorm", normalized_shape=normalized_shape)
+        self.set_epsilon(epsilon)
         self.gain = parameter(normalized_shape, device=device, dtype=dtype)
         self.bias = parameter(normalized_shape, device=device, dtype=dtype)
         self.reset_parameters()
@@ -42,6 +47,13 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
         """Set gains to 1 and biases to 0."""
         nn.init.ones_(self.gain)
         nn.init.zeros_(self.bias)
+
+    def set_epsilon(self, epsilon: float) -> None:
+        """Add another number to the variance."""
+        if not epsilon > 0:
+            refuse("LayerNorm", "epsilon", "a positive number", epsilon)
+        self.epsilon = epsilon
+        self.beyond_record = "" if epsilon == EPSILON else f"epsilon={epsilon:g}"
 
     def extra_repr(self) -> str:
         """Show the size, and ε if it is not 10⁻⁵."""
@@ -70,8 +82,7 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
         check(caller, "elementwise_affine", module.elementwise_affine, True, "the formula has a gain")
         record = LayerNormParameters(module.weight, bias_of(module, module.weight))
         converted = cls.from_record(record).train(module.training)
-        if module.eps != EPSILON:
-            converted.epsilon, converted.beyond_record = module.eps, f"epsilon={module.eps:g}"
+        converted.set_epsilon(module.eps)
         return converted
 
     def to_torch(self) -> nn.LayerNorm:
@@ -86,15 +97,14 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
 class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
     """The feed-forward network of a layer, for each position: d features, f hidden units, d features.
 
-    The activation is ReLU; ``from_torch`` also takes GELU, by erf or by tanh.
-
     Args:
         d_model: features, d.
         dim_feedforward: hidden units, f.
+        activation: "relu", "gelu" by erf, or "gelu_tanh".
 
     Shape: x (*batch, d), and so is the result. Weights w_1 (f, d), b_1 (f), w_2 (d, f), b_2 (d).
     Initialisation: as two ``nn.Linear``: w_1 and b_1 uniform within 1/√d, w_2 and b_2 within 1/√f.
-    Errors: ``ValueError`` for sizes below 1.
+    Errors: ``ValueError`` for sizes below 1 and for another activation.
     Source: operation ``feed_forward``.
 
     >>> FeedForward(16, 64)(torch.randn(2, 5, 16)).shape
@@ -105,9 +115,11 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
     activation: Activation = "relu"
 
     def __init__(
-        self, d_model: int, dim_feedforward: int = 2048, *, device: Device = None, dtype: torch.dtype | None = None
-    ) -> None:
+        self, d_model: int, dim_feedforward: int = 2048, *, activation: Activation = "relu",
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.set_activation(activation)
         check_sizes("FeedForward", d_model=d_model, dim_feedforward=dim_feedforward)
         self.w_1 = parameter(dim_feedforward, d_model, device=device, dtype=dtype)
         self.b_1 = parameter(dim_feedforward, device=device, dtype=dtype)
@@ -119,6 +131,13 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
         """Draw new weights."""
         draw(linear_bound(self.w_1.shape[1]), self.w_1, self.b_1)
         draw(linear_bound(self.w_2.shape[1]), self.w_2, self.b_2)
+
+    def set_activation(self, activation: Activation) -> None:
+        """Choose another activation."""
+        if activation not in (known := get_args(Activation)):
+            refuse("FeedForward", "activation", f"one of {', '.join(known)}", activation)
+        self.activation = activation
+        self.beyond_record = "" if activation == "relu" else f"activation={activation!r}"
 
     def extra_repr(self) -> str:
         """Show the sizes, and an activation other than ReLU."""
@@ -150,6 +169,5 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
         check_same(caller, "second.out_features", first.in_features, second.out_features, "first takes as many")
         weights = [(layer.weight, bias_of(layer, layer.weight[:, 0])) for layer in (first, second)]
         converted = cls.from_record(FeedForwardParameters(*weights[0], *weights[1]))
-        if activation != "relu":
-            converted.activation, converted.beyond_record = activation, f"activation={activation!r}"
+        converted.set_activation(activation)
         return converted
