@@ -254,8 +254,8 @@ def test_wrong_numbers_are_not_judged_where_the_class_overflows() -> None:
 def recurrence(steps: int) -> dict[str, Any]:
     """Random arguments of the gated delta rule, with which its state grows in every step."""
     draw = np.random.default_rng(0)
-    shapes = {"query": (1, steps, 16), "key": (1, steps, 16), "value": (1, steps, 16), "state": (1, 16, 16)}
-    shapes |= {"decay": (1, steps, 1), "beta": (1, steps)}
+    shapes: dict[str, tuple[int, ...]] = {"state": (1, 16, 16), "decay": (1, steps, 1), "beta": (1, steps)}
+    shapes |= dict.fromkeys(("query", "key", "value"), (1, steps, 16))
     return {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -276,6 +276,23 @@ def test_suggested_recurrences_stay_in_range() -> None:
     verdict = judge("linear_attention", results, **suggested)
     assert verdict
     assert verdict.judged == "every number"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_states_and_weights_may_be_wider_than_operands(dtype: str) -> None:
+    arguments = suggest_inputs("linear_attention", **recurrence(70))
+    operands = {name: arguments[name].astype(dtype) for name in ("query", "key", "value")}
+    arguments |= operands
+    wide = arguments | {name: x.astype(np.float32) for name, x in operands.items()}
+    output, final = (x.astype(np.float32) for x in REFERENCE["linear_attention"](**wide))
+    assert judge("linear_attention", (output.astype(dtype), final), **arguments)
+    assert not judge("linear_attention", (output.astype(dtype), -final), **arguments)
+    with pytest.raises(TypeError, match=r"linear_attention: output: expected b?float16, like the arguments; got float32"):
+        judge("linear_attention", (output, final), **arguments)
+    x, weight = operands["query"], wide["value"][0, 0]
+    right = REFERENCE["rms_norm"](x.astype(np.float32), weight).astype(dtype)
+    assert judge("rms_norm", right, x, weight)
+    assert not judge("rms_norm", right, x, weight + 1)
 
 
 def test_the_defect_of_an_operation_is_named_before_those_of_others() -> None:

@@ -34,6 +34,7 @@ __all__ = ["LinearAttention", "LinearOperations", "LinearTable", "ShortConvoluti
     causal="t",
     results="output final",
     features="decay beta scale",
+    wider="state decay beta final",
     # With keys of norm 1 and β = 1 a step erases exactly: gradients then vanish to second order in the roundings.
     generated_within={"key": 0.75, "decay": (-8.0, 0.0), "beta": (0.0, 1.0)},
     trial_values={"scale": (0.25, -0.5)},

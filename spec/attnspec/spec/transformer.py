@@ -93,6 +93,7 @@ class LayerNorm(Protocol[Array]):
     sources=[ZHANG.passage("3 RMSNorm"), GEMMA.passage("2 Model architecture: RMSNorm")],
     axes={"d": Axis.WIDTH},
     features="epsilon",
+    wider="weight",
     trial_values={"epsilon": (1e-3, 0.25)},
 )
 class RMSNorm(Protocol[Array]):
@@ -120,6 +121,7 @@ class RMSNorm(Protocol[Array]):
     axes={"d": Axis.WIDTH},
     results="output sum",
     features="epsilon",
+    wider="weight",
     trial_values={"epsilon": (1e-3, 0.25)},
 )
 class AddRMSNorm(Protocol[Array]):

@@ -150,13 +150,14 @@ def results_of(operation: Operation, value: Any, arguments: Arguments, role: str
 def demand_dtype(operation: Operation, arrays: Results, dtype: str, role: str) -> None:
     """Raise ``TypeError`` if floats of a result or cotangent have another dtype than the arguments.
 
-    Beside 16-bit arguments, an optional result such as a logarithm may be float32.
+    Beside 16-bit arguments, an optional result such as a logarithm, or a state, may be float32.
     """
     for leaf in operation.outputs:
         x = arrays[leaf.path]
-        wider = leaf.optional and dtype in NARROW and x.dtype.name == "float32"
+        may_be_wider = (leaf.optional or leaf.path in operation.wider) and dtype in NARROW
+        wider = may_be_wider and x.dtype.name == "float32"
         if leaf.kind is Kind.FLOAT and not wider and (x.dtype.name != dtype or dtype not in DEFAULTS):
-            expected = f"{_floats(dtype)}{', or float32' if leaf.optional and dtype in NARROW else ''}"
+            expected = f"{_floats(dtype)}{', or float32' if may_be_wider else ''}"
             raise TypeError(f"{operation.name}: {_title(leaf, role)}: expected {expected}; got {x.dtype.name}")
 
 
@@ -240,7 +241,8 @@ def in_one_dtype(operation: Operation, arguments: Arguments, outputs: Results | 
     """Return the dtype for judging, and the arguments with 8-bit floats converted to it.
 
     It is the common dtype of all float arrays. If these have 8 bits or are quantised, it is that of the results, or the
-    one that quantised operands stand for. Beside 16-bit arrays, arrays added to scores, such as a bias, may be float32.
+    one that quantised operands stand for. Beside 16-bit arrays, those that are added to scores, such as a bias, or that
+    kernels keep wider, such as a state, may be float32.
     Errors: ``TypeError`` for any other mixture.
     """
     quantized = arguments.quantized
@@ -248,7 +250,8 @@ def in_one_dtype(operation: Operation, arguments: Arguments, outputs: Results | 
     of_result = next((x.dtype for x in quantized.values()), "float32")
     of_result = str(outputs[operation.leading.path].dtype.name) if outputs else of_result
     narrow = {path for path, dtype in dtypes.items() if dtype in EIGHT_BITS}
-    if narrow and narrow >= dtypes.keys() - operation.parts.keys():
+    beside = {*operation.parts, *operation.wider}
+    if narrow and narrow >= dtypes.keys() - beside:
         if of_result not in DEFAULTS:
             title = _title(operation.leading, "output")
             raise TypeError(f"{operation.name}: {title}: expected one of {', '.join(DEFAULTS)}; got {of_result}")
@@ -257,7 +260,7 @@ def in_one_dtype(operation: Operation, arguments: Arguments, outputs: Results | 
         dtypes |= dict.fromkeys(narrow, of_result)
     if not dtypes:
         return of_result, arguments
-    main_dtypes = {dtype for path, dtype in dtypes.items() if path not in operation.parts} or {of_result}
+    main_dtypes = {dtype for path, dtype in dtypes.items() if path not in beside} or {of_result}
     wider = {"float32"} if main_dtypes <= NARROW else set()
     if len(main_dtypes) > 1 or not main_dtypes <= set(DEFAULTS) or not set(dtypes.values()) <= main_dtypes | wider:
         got = ", ".join(f"{path} in {dtype}" for path, dtype in dtypes.items())

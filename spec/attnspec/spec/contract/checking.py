@@ -32,6 +32,7 @@ def check(op: Operation) -> None:
         ("lengths, indices", bounded, (*(x.path for x in op.leaves), *options)),
         ("lengths, indices", [s for text in bounded.values() for s in text.split("*")], sizes),
         ("parts", op.parts, top),
+        ("wider", op.wider, [x.path for x in (*op.floats, *op.outputs)]),
         ("generated_below", op.generated_below, [x.path for x in op.leaves if x.kind is Kind.INT]),
         ("generated_within", op.generated_within, [x.path for x in op.floats]),
         ("trial_values", op.trial_values, options),

@@ -66,6 +66,7 @@ class Operation:
     generated_below: Mapping[str, int] = field(default_factory=dict)
     generated_within: Mapping[str, float | tuple[float, float]] = field(default_factory=dict)
     parts: Mapping[str, ScoreEffect] = field(default_factory=dict)
+    wider: tuple[str, ...] = ()
     trial_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
     always_passed: frozenset[str] = frozenset()

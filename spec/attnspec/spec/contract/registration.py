@@ -42,6 +42,7 @@ def operation(
     generated_below: Mapping[str, int] | None = None,
     generated_within: Mapping[str, float | tuple[float, float]] | None = None,
     parts: Mapping[str, ScoreEffect] | None = None,
+    wider: str = "",
     trial_values: Mapping[str, tuple[Any, ...]] | None = None,
     chosen: str = "",
 ) -> Callable[[P], P]:
@@ -67,6 +68,7 @@ def operation(
     - ``generated_within``: float arrays in which arbitrary numbers make a recurrence overflow, each with the least and
       the largest number of examples, or with the largest norm of a row.
     - ``parts``: effects of options and optional arrays on scores.
+    - ``wider``: arguments and results that kernels keep in float32 beside arrays of 16 bits.
     - ``trial_values``: values to try an option with.
     - ``chosen``: integer results that select the best of several candidates, such as the tokens of `greedy_decode`.
       Where rounding errors decide between candidates, either choice is correct; a float result says how good it is.
@@ -94,6 +96,7 @@ def operation(
         "generated_below": generated_below or {},
         "generated_within": generated_within or {},
         "parts": parts or {},
+        "wider": tuple(wider.split()),
         "trial_values": trial_values or {},
         "chosen": tuple(chosen.split()),
     }
