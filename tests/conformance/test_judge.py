@@ -287,7 +287,9 @@ def test_states_and_weights_may_be_wider_than_operands(dtype: str) -> None:
     output, final = (x.astype(np.float32) for x in REFERENCE["linear_attention"](**wide))
     assert judge("linear_attention", (output.astype(dtype), final), **arguments)
     assert not judge("linear_attention", (output.astype(dtype), -final), **arguments)
-    with pytest.raises(TypeError, match=r"linear_attention: output: expected b?float16, like the arguments; got float32"):
+    with pytest.raises(
+        TypeError, match=r"linear_attention: output: expected b?float16, like the arguments; got float32"
+    ):
         judge("linear_attention", (output, final), **arguments)
     x, weight = operands["query"], wide["value"][0, 0]
     right = REFERENCE["rms_norm"](x.astype(np.float32), weight).astype(dtype)

@@ -118,6 +118,16 @@ def test_a_mask_that_matters_stays_and_hides_one_pair() -> None:
     assert np.count_nonzero(~smaller.mask) == 1
 
 
+def test_decays_of_a_reduced_recurrence_stay_at_most_0() -> None:
+    def decayed_late(*arrays: Numbers, decay: Any = None, beta: Any = None, scale: Any = None) -> Any:
+        output, final = reference.linear_attention(*arrays, decay=decay, beta=beta, scale=scale)
+        return output, final if decay is None else final * np.exp(decay[..., -1:, :]).swapaxes(-1, -2)
+
+    decay = smallest(subject_of("linear_attention", decayed_late)).array("decay")
+    assert decay.size == 1
+    assert -8 <= decay.item() < 0
+
+
 def test_trees_are_reduced_by_path() -> None:
     def lstm_cell(x: Any, state: Any, parameters: Any) -> Any:
         flat = flatten(parameters)

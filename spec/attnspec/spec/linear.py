@@ -50,6 +50,7 @@ class LinearAttention(Protocol[Array]):
     `head_groups`). Queries and keys are not normalized here, nor mapped to positive features. Chunks may be
     computed together. The state is in units of key × value, the output in those of the state × query × λ.
     Domain: No step overflows; with the delta rule, keys of norm 1 and β from 0 to 2 never make the state grow.
+        Decays of examples are at most 0.
     Edges: A decay of −∞ empties the state. With β = 0 nothing is written.
     """
 

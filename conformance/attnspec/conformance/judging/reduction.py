@@ -51,6 +51,17 @@ class Search:
         self.min_difference = min(MIN_DIFFERENCE, violation.difference / 2)
         self.deadline = time.monotonic() + MAX_SECONDS
         self.cost = 0.0
+        self.kept_within = self._ranges()
+
+    def _ranges(self) -> dict[str, tuple[float, float]]:
+        """Ranges of generated examples that the first arguments are in, such as decays of at most 0."""
+        ranges = self.subject.operation.generated_within
+        arrays = {leaf.path: x for leaf, x in self.best.floats}
+        return {
+            path: bounds
+            for path, bounds in ranges.items()
+            if isinstance(bounds, tuple) and path in arrays and _is_within(arrays[path], bounds)
+        }
 
     @property
     def spent(self) -> bool:
@@ -84,7 +95,9 @@ class Search:
 
     def _in_domain(self, candidate: Arguments) -> bool:
         """Return whether the backend must compute the candidate, and the oracle can."""
-        if self.subject.refuses(candidate):
+        arrays = {leaf.path: x for leaf, x in candidate.floats}
+        within = all(_is_within(arrays[path], bounds) for path, bounds in self.kept_within.items() if path in arrays)
+        if not within or self.subject.refuses(candidate):
             return False
         try:
             self.subject.oracle(candidate)
@@ -95,6 +108,11 @@ class Search:
             return False  # after cutting sizes, an index is too large
         except Violation:
             return True
+
+
+def _is_within(x: Numbers, bounds: tuple[float, float]) -> bool:
+    low, high = bounds
+    return bool(((x >= low) & (x <= high)).all())
 
 
 def reduce_arguments(
