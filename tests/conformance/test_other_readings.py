@@ -33,6 +33,15 @@ def test_transposed_inputs_are_named(operation: str, causal: bool) -> None:
     assert verdict.explained_by == ""
 
 
+def test_transposed_inputs_of_a_rotary_embedding_are_named() -> None:
+    x, *_ = arrays(2, 3, 7, 8)
+    rotated = REFERENCE["rotary_embedding"](x).astype(np.float32)
+    verdict = judge("rotary_embedding", rotated.swapaxes(1, 2), x.swapaxes(1, 2))
+    assert not verdict
+    assert verdict.right_if == "the arrays are read as (…, n, h, d), not as (…, h, n, d)"
+    assert judge("rotary_embedding", 1.1 * rotated[0, 0], x[0, 0]).right_if == ""
+
+
 def test_a_logarithm_to_base_2_is_named() -> None:
     inputs = arrays(2, 4, 8, 16)
     output, logarithm = REFERENCE[GROUPED](*inputs)

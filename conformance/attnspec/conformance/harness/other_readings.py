@@ -16,6 +16,7 @@ from attnspec.conformance.harness import reading
 from attnspec.conformance.harness.verdict import RightIf, Verdict
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.semantics import choices_of_formula
 from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.contract.tree import Leaf
@@ -69,6 +70,10 @@ def _with_heads_after_positions(call: Call) -> Call | None:
     """Return the call with positions and the axis before them exchanged; None if shapes then do not fit."""
     operation = call.subject.operation
     positions = [size for size in (operation.query_size, operation.key_size) if size is not None]
+    arrays = [*operation.queries, *(leaf for leaf in operation.attended if leaf not in operation.queries)]
+    if not positions:  # such as a rotary embedding
+        positions = list(operation.sizes_of(Axis.TIME))
+        arrays = [leaf for leaf, _ in call.arguments.leaf_arrays if any(map(leaf.axes, positions))]
 
     def swapped(leaf: Leaf, x: Numbers) -> Numbers:
         axes = [axis for size in positions for axis in leaf.axes(size)]
@@ -77,7 +82,6 @@ def _with_heads_after_positions(call: Call) -> Call | None:
         return x.swapaxes(axes[0], axes[0] - 1)
 
     try:
-        arrays = [*operation.queries, *(leaf for leaf in operation.attended if leaf not in operation.queries)]
         arguments = call.arguments.replaced({x.path: swapped(x, call.arguments.array(x.path)) for x in arrays})
         results = {leaf.path: swapped(leaf, call.results[leaf.path]) for leaf in operation.outputs}
         fits = all(results[leaf.path].shape == arguments.binding.shape(leaf) for leaf in operation.outputs)
