@@ -185,6 +185,18 @@ def test_a_converted_layer_is_restored_from_its_state_dict(kind: str) -> None:
     assert torch.equal(restored(*inputs), converted(*inputs))
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
+def test_networks_in_half_dtypes_round_only_their_results(activation: Any, autocast: bool) -> None:
+    half = nn.FeedForward(6, 8, activation=activation, dtype=torch.bfloat16)
+    wide = nn.FeedForward(6, 8, activation=activation)
+    wide.load_state_dict(half.state_dict())
+    x = drawn(B, N, 6).bfloat16()
+    expected = wide(x.float()).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        assert torch.equal((wide if autocast else half)(x.float() if autocast else x), expected)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -9,6 +9,8 @@ from torch.nn import functional
 from attnspec.backends.pytorch.nn.conversion import Activation, bias_of, check, check_kind, check_same, refuse
 from attnspec.backends.pytorch.nn.initialization import Device, draw, linear_bound, parameter
 from attnspec.backends.pytorch.nn.records import Recorded, check_sizes
+from attnspec.backends.pytorch.runtime.autocast import cast, off
+from attnspec.backends.pytorch.runtime.products import wide_linear
 from attnspec.backends.pytorch.transformer import EPSILON, feed_forward, gelu, layer_norm
 from attnspec.spec import FeedForwardParameters, LayerNormParameters
 
@@ -148,10 +150,12 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
         """The network's output for every position."""
         if self.activation == "relu":
             return feed_forward(x, self.record())
-        hidden = functional.linear(x, self.w_1, self.b_1)
-        # the operation `gelu` of this backend is the one by erf
-        hidden = gelu(hidden) if self.activation == "gelu" else functional.gelu(hidden, approximate="tanh")
-        return functional.linear(hidden, self.w_2, self.b_2)
+        x, w_1, b_1, w_2, b_2 = cast(x, self.w_1, self.b_1, self.w_2, self.b_2)
+        with off(x):
+            hidden = wide_linear(x, w_1, b_1)
+            # the operation `gelu` of this backend is the one by erf
+            hidden = gelu(hidden) if self.activation == "gelu" else functional.gelu(hidden, approximate="tanh")
+            return wide_linear(hidden, w_2, b_2).to(x.dtype)
 
     if TYPE_CHECKING:
         __call__ = forward
