@@ -286,7 +286,7 @@ def test_a_program_whose_rank_is_killed_is_convicted(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_shows_what_two_ranks_print(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "rows.py").write_text(code, encoding="utf-8")
     done = subprocess.run(torchrun(2, "rows.py"), cwd=tmp_path, capture_output=True, text=True, timeout=300)
     (line,) = re.findall(r"  # (.*)", code)

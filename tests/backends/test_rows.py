@@ -69,3 +69,17 @@ def test_only_the_weight_or_only_the_rows_need_gradients() -> None:
     of_x, of_weight = torch.autograd.grad(pytorch.rms_norm(x, weight).sum(), (x, weight))
     assert torch.equal(torch.autograd.grad(pytorch.rms_norm(x, weight.detach()).sum(), x)[0], of_x)
     assert torch.equal(torch.autograd.grad(pytorch.rms_norm(x.detach(), weight).sum(), weight)[0], of_weight)
+
+
+@pytest.mark.parametrize("operation", ["rotary_embedding", "rms_norm", "short_convolution"])
+def test_gradients_may_be_batched_and_results_changed_in_place(operation: str) -> None:
+    x, others = torch.randn(2, 3, 4).requires_grad_(), {"rms_norm": [torch.randn(4)]}
+    others["short_convolution"] = [torch.randn(4, 3), torch.randn(2, 2, 4)]
+    result = getattr(pytorch, operation)(x, *others.get(operation, []))
+    result = result[0] if operation == "short_convolution" else result
+    cotangents = torch.randn(5, 2, 3, 4)
+    (together,) = torch.autograd.grad(result, x, cotangents, is_grads_batched=True, retain_graph=True)
+    one_by_one = [torch.autograd.grad(result, x, c, retain_graph=True)[0] for c in cotangents]
+    torch.testing.assert_close(together, torch.stack(one_by_one))
+    result.mul_(2)
+    torch.testing.assert_close(torch.autograd.grad(result, x, cotangents[0])[0], 2 * one_by_one[0])

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
@@ -31,6 +32,14 @@ def _sum_of_taps(rows: Tensor, filters: Tensor) -> Tensor:
     return total
 
 
+def _sum_of_shifted(gradient: Tensor, filters: Tensor) -> Tensor:
+    """Sum of w_j times the gradient, moved by j rows."""
+    total = functional.pad(filters[0] * gradient, (0, 0, 0, len(filters) - 1))
+    for j in range(1, len(filters)):
+        total[..., j : j + gradient.shape[-2], :].addcmul_(filters[j], gradient)
+    return total
+
+
 class _Convolution(torch.autograd.Function):
     """The sum, whose gradients are added in one array; PyTorch makes one for every slice."""
 
@@ -50,9 +59,7 @@ class _Convolution(torch.autograd.Function):
         slices = [slice(j, j + gradient.shape[-2]) for j in range(len(filters))]
         of_rows = of_filters = None
         if ctx.needs_input_grad[0]:
-            of_rows = torch.zeros_like(rows)
-            for w, tap in zip(filters, slices, strict=True):
-                of_rows[..., tap, :].addcmul_(w, gradient)
+            of_rows = _sum_of_shifted(gradient, filters)
         if ctx.needs_input_grad[1]:
             products = [(gradient * rows[..., tap, :]).reshape(-1, rows.shape[-1]).sum(0) for tap in slices]
             of_filters = torch.stack(products)

@@ -20,28 +20,33 @@ def rotate_pairs(x: Tensor, angle: Tensor) -> Tensor:
         return torch.stack((first * cosine - second * sine, first * sine + second * cosine), -1).flatten(-2).to(x.dtype)
     turns = torch.complex(cosine, sine)
     if not needs_gradients(x):
-        return _product(wide, turns).to(x.dtype)
+        return _rotated(wide, turns).to(x.dtype)
     rows = broadcast(wide.shape[:-1], turns.shape[:-1])
-    product: Tensor = _Product.apply(wide.expand(*rows, -1), turns)  # type: ignore[no-untyped-call]
-    return product.to(x.dtype)
+    rotated: Tensor = _Rotation.apply(wide.expand(*rows, -1), turns)  # type: ignore[no-untyped-call]
+    return rotated.to(x.dtype)
 
 
-def _product(x: Tensor, turns: Tensor) -> Tensor:
-    """Product of the pairs of x, as complex numbers, with others."""
+def _pairs(x: Tensor) -> Tensor:
+    """Pairs of features as complex numbers: x itself where its layout allows for it."""
     if x.is_contiguous() and not x.is_neg() and x.storage_offset() % 2 == 0:
-        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2))
-    else:
-        pairs = torch.complex(x[..., 0::2], x[..., 1::2])
-    return torch.view_as_real(pairs * turns).flatten(-2)
+        return torch.view_as_complex(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2))
+    return torch.complex(x[..., 0::2], x[..., 1::2])
 
 
-class _Product(torch.autograd.Function):
-    """Product with gradients of every layout; PyTorch's own refuse expanded ones."""
+def _rotated(x: Tensor, turns: Tensor) -> Tensor:
+    rotated = torch.view_as_real(_pairs(x) * turns)
+    return rotated.reshape(*rotated.shape[:-2], x.shape[-1])
+
+
+class _Rotation(torch.autograd.Function):
+    """Rotation with gradients of every layout; PyTorch's own refuse expanded ones."""
 
     @staticmethod
     def forward(x: Tensor, turns: Tensor) -> Tensor:
-        """Return the product."""
-        return _product(x, turns)
+        """Return the rotated pairs, not as a view, which autograd would not let callers change in place."""
+        rotated = x.new_empty(x.shape)
+        torch.mul(_pairs(x), turns, out=_pairs(rotated))
+        return rotated
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -51,5 +56,6 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Rotate the gradient back."""
         (turns,) = ctx.saved_tensors
-        turned_back: Tensor = _Product.apply(gradient, turns.conj())  # type: ignore[no-untyped-call]
-        return turned_back, None
+        if needs_gradients(gradient):
+            return _Rotation.apply(gradient, turns.conj()), None  # type: ignore[no-untyped-call]
+        return _rotated(gradient, turns.conj()), None
