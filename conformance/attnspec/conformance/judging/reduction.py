@@ -54,7 +54,7 @@ class Search:
         self.kept_within = self._ranges()
 
     def _ranges(self) -> dict[str, tuple[float, float]]:
-        """Ranges of generated examples that the first arguments are in, such as decays of at most 0."""
+        """Ranges of examples that the first arguments are in, such as decays below 0."""
         ranges = self.subject.operation.generated_within
         arrays = {leaf.path: x for leaf, x in self.best.floats}
         return {

@@ -43,7 +43,10 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, turns: Tensor) -> Tensor:
-        """Return the rotated pairs, not as a view, which autograd would not let callers change in place."""
+        """Return the rotated pairs.
+
+        They are no view, since autograd lets nobody change a view of a function's own in place.
+        """
         rotated = x.new_empty(x.shape)
         torch.mul(_pairs(x), turns, out=_pairs(rotated))
         return rotated
