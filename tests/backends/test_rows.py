@@ -64,6 +64,14 @@ def test_second_derivatives_are_those_of_the_formula() -> None:
         assert check(convolve, (x, filters, state))
 
 
+def test_autocast_of_a_caller_does_not_round_gradients() -> None:
+    x, weight = torch.randn(2, 3, 4).requires_grad_(), torch.randn(4).requires_grad_()
+    usual = torch.autograd.grad(pytorch.rms_norm(x, weight).sum(), (x, weight))
+    with torch.autocast("cpu", torch.bfloat16):
+        within = torch.autograd.grad(pytorch.rms_norm(x, weight).sum(), (x, weight))
+    assert all(torch.equal(a, b) for a, b in zip(usual, within, strict=True))
+
+
 def test_only_the_weight_or_only_the_rows_need_gradients() -> None:
     x, weight = torch.randn(2, 3, 4).requires_grad_(), torch.randn(4).requires_grad_()
     of_x, of_weight = torch.autograd.grad(pytorch.rms_norm(x, weight).sum(), (x, weight))

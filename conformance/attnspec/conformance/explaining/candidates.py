@@ -167,7 +167,7 @@ def mutant_candidates(
         if any(choices.get(q) != choice for q, choice in mutant.declares.items()):
             continue
         altered = altered_steps(mutant)
-        # A part of another operation's defect may do anything here: only the whole of it is known.
+        # A part of another operation's defect may have another effect here.
         if altered <= set(used_steps) or (of_operation and altered.intersection(used_steps)):
             sentence = f"The numbers are those of a known defect, “{mutant.name}”: {mutant.statement}{beside}"
             yield Candidate(mutant.name, sentence, computation_by(subject, mutant.backend, instead))

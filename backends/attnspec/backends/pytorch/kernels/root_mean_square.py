@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.runtime.autocast import off
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 
@@ -44,9 +45,10 @@ class _Normalized(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         reciprocal, products = _reciprocal(x, ctx.epsilon), gradient * x
         of_x = of_weight = None
-        if ctx.needs_input_grad[0]:
-            projected = (products @ weight).unsqueeze(-1) * (reciprocal**3 / -x.shape[-1])
-            of_x = torch.addcmul(gradient * weight * reciprocal, x, projected)
-        if ctx.needs_input_grad[1]:
-            of_weight = reciprocal.flatten() @ products.reshape(-1, x.shape[-1])
+        with off(x):  # a caller's autocast would round the products
+            if ctx.needs_input_grad[0]:
+                projected = (products @ weight).unsqueeze(-1) * (reciprocal**3 / -x.shape[-1])
+                of_x = torch.addcmul(gradient * weight * reciprocal, x, projected)
+            if ctx.needs_input_grad[1]:
+                of_weight = reciprocal.flatten() @ products.reshape(-1, x.shape[-1])
         return of_x, of_weight, None
