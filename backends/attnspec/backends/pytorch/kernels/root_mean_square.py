@@ -48,7 +48,7 @@ class _Normalized(torch.autograd.Function):
         with off(x):  # a caller's autocast would round the products
             if ctx.needs_input_grad[0]:
                 projected = (products @ weight).unsqueeze(-1) * (reciprocal**3 / -x.shape[-1])
-                of_x = torch.addcmul(gradient * weight * reciprocal, x, projected)
+                of_x = (gradient * weight).mul_(reciprocal).addcmul_(x, projected)
             if ctx.needs_input_grad[1]:
                 of_weight = reciprocal.flatten() @ products.reshape(-1, x.shape[-1])
         return of_x, of_weight, None
