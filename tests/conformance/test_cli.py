@@ -608,6 +608,7 @@ WRONG_ARGUMENTS = {
     ("mutants", "--only", "nosuch*"): "; got 'nosuch*'",
     ("mutants", "--keep", "empty.py"): "--keep: empty.py: expected trials that 'attnspec mutants",
     ("show", "softmaxx"): "show: expected one of softmax",
+    ("show", "MLA"): "got 'MLA'; it stands in the text of latent_attention",
     ("show", "LSTM_Cell"): "show: expected one of lstm_cell, ",
     ("list", "things"): "list: expected one of operations, laws, backends, mutants, questions, precisions; got",
 }

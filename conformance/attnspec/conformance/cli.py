@@ -353,9 +353,13 @@ def show(
 
     An operation is shown with its formula, sources, shapes, edge cases and laws.
     """
-    from attnspec.conformance.reporting.catalogue import described, names
+    from attnspec.conformance.reporting.catalogue import described, mentioned, names
+    from attnspec.conformance.running.selection import unknown_name
 
-    _console(TEXT_WIDTH).print(described(_known_name("show", name, names())))
+    known = list(names())
+    if name not in known:
+        _unusable(unknown_name("show", name, known) + mentioned(name))
+    _console(TEXT_WIDTH).print(described(name))
 
 
 @app.command()

@@ -95,7 +95,7 @@ __all__ = [
     },
 )
 class GroupedQueryAttention(Protocol[Array]):
-    """Attention whose query heads share key and value heads, with the options of common models.
+    """Attention whose query heads share key and value heads (GQA), with options of common models.
 
     Where: g is `group`: the first g query heads use the first key head, and so on, or heads take turns (semantics
     `head_groups`). λ is `scale`, 1/√d if not given; c is `softcap`, B `bias`, mᵣ `slopes`, bᵣ `sinks`, each left out if
@@ -326,7 +326,7 @@ class PagedAttention(Protocol[Array]):
     parts={"scale": ScoreEffect.SCALE},
 )
 class LatentAttention(Protocol[Array]):
-    """Multi-head latent attention: keys and values of all heads come from one latent vector.
+    """Multi-head latent attention (MLA): keys and values of all heads come from one latent vector.
 
     Where: c is `latent`, one vector per position. q̂ and k̂ are `query_rope` and `key_rope`, already rotated; all heads
     share k̂. λ is `scale`, 1/√(d + d_r) if not given. Weights are (out, in), one matrix per head. Two orders compute the

@@ -43,7 +43,7 @@ class LinearAttention(Protocol[Array]):
     """Linear attention by the linear, gated, delta or gated delta rule: outputs of all steps and the final state.
 
     Where: S₀ is `state`, one matrix (d, d_v) per key head; g is `decay`, in logarithms, either one number per step
-    and head or one per feature of the key, as in Kimi delta attention; β is `beta`. Without `decay` D is the
+    and head or one per feature of the key, as in Kimi delta attention (KDA); β is `beta`. Without `decay` D is the
     identity. Without `beta` nothing is corrected: u = v. So neither gives the linear rule, `decay` alone the gated
     one, `beta` alone the delta rule, both the gated delta rule. λ is `scale`; without one it is 1/√d. The first
     `group` query heads read the state of the first key head, and so on, or heads take turns (semantics

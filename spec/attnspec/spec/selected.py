@@ -31,7 +31,7 @@ __all__ = [
     linear="weights",
 )
 class IndexerScores(Protocol[Array]):
-    """Scores of the lightning indexer, by which DeepSeek sparse attention selects keys.
+    """Scores of the lightning indexer, by which DeepSeek sparse attention (DSA) selects keys.
 
     Where: Heads r share the keys. w are `weights`, one number per query and head, of either sign. Nothing is divided by
     √d or by a number of heads: such factors belong to the weights. Scores are in units of weights × query × key.

@@ -1,5 +1,6 @@
 """Tables of operations, laws, backends and mutants, printed from the registries."""
 
+import re
 from collections.abc import Callable, Mapping
 
 from rich.console import RenderableType
@@ -15,6 +16,7 @@ from attnspec.conformance.reporting.entries import (
     operation_entry,
     roundings,
 )
+from attnspec.spec.contract.close_names import MAX_LISTED
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import CLASSES, MODIFIERS
@@ -96,6 +98,13 @@ CATALOGUES: Mapping[str, Callable[[], RenderableType]] = {
     "questions": questions,
     "precisions": precisions,
 }
+
+
+def mentioned(word: str) -> str:
+    """Sentence that names operations whose text has a word, such as MLA; empty if none has it."""
+    pattern = re.compile(rf"\b{re.escape(word)}\b", re.IGNORECASE)
+    mentioning = [name for name, op in OPERATIONS.items() if pattern.search(f"{op.protocol.__doc__} {op.features}")]
+    return f"; it stands in the text of {', '.join(mentioning[:MAX_LISTED])}" if mentioning else ""
 
 
 def names() -> list[str]:
